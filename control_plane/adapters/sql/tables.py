@@ -1,0 +1,189 @@
+"""The tables. Every row carries its tenant; whatever belongs to somebody carries its owner (`subject`).
+
+Rule: no plaintext secret and no placeholder ever stands in a row, only ciphertext (`envelope`) and SHA-256 fingerprints.
+Times are unix seconds as floats, so that SQLite and PostgreSQL compare them alike. Migrations: `control_plane/migrations`.
+"""
+
+from typing import Any
+
+from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON, list[dict[str, Any]]: JSON}  # noqa: RUF012 (SQLAlchemy's own spelling)
+
+
+class TenantRow(Base):
+    __tablename__ = "tenants"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class ClientRow(Base):
+    """A registered workload. `tenant` is None for a proxy, which serves all tenants and acts for none."""
+
+    __tablename__ = "clients"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(16))
+    """`runtime`, `egress_proxy` or `operator`."""
+    scopes: Mapped[list[str]]
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class CredentialRow(Base):
+    __tablename__ = "credentials"
+    __table_args__ = (UniqueConstraint("tenant", "name"),)
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(40))
+    preset: Mapped[str | None] = mapped_column(String(40))
+    kind: Mapped[str] = mapped_column(String(16), default="static")
+    destinations: Mapped[list[dict[str, Any]]]
+    placements: Mapped[list[dict[str, Any]]]
+    variables: Mapped[list[str]]
+    """Environment variables that a child gets the placeholder in."""
+    credential_required: Mapped[bool] = mapped_column(Boolean, default=False)
+    current_version: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float)
+    updated_at: Mapped[float] = mapped_column(Float)
+
+
+class CredentialVersionRow(Base):
+    """One value of a credential. Its envelope's AAD binds tenant, credential, version and where the secret may go."""
+
+    __tablename__ = "credential_versions"
+    credential_id: Mapped[str] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    """`active`, `retired` or `revoked` (a later release adds `pending` and `retiring`)."""
+    kek_id: Mapped[str] = mapped_column(String(32), index=True)
+    envelope: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class GrantRow(Base):
+    """Who may use a credential. Exactly one of `subject` and `role` is set."""
+
+    __tablename__ = "grants"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    credential_id: Mapped[str] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), index=True)
+    subject: Mapped[str | None] = mapped_column(String(255))
+    role: Mapped[str | None] = mapped_column(String(255))
+    client: Mapped[str | None] = mapped_column(String(64))
+    """None: through any client of the tenant."""
+    methods: Mapped[list[str] | None] = mapped_column(JSON)
+    path_prefixes: Mapped[list[str] | None] = mapped_column(JSON)
+    until: Mapped[float | None] = mapped_column(Float)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class AllowRuleRow(Base):
+    """A host that a tenant's workloads may reach without a credential."""
+
+    __tablename__ = "allow_rules"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    host: Mapped[str] = mapped_column(String(255))
+    port: Mapped[int | None] = mapped_column(Integer)
+    methods: Mapped[list[str] | None] = mapped_column(JSON)
+    allow_private: Mapped[bool] = mapped_column(Boolean, default=False)
+    session: Mapped[str | None] = mapped_column(String(64))
+    """Set for `coatcheck run --allow`: the rule lives and dies with this session."""
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class SessionRow(Base):
+    __tablename__ = "sessions"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    subject: Mapped[str] = mapped_column(String(255))
+    roles: Mapped[list[str]]
+    runtime: Mapped[str] = mapped_column(String(64))
+    """The client that may exchange for it."""
+    joined_by: Mapped[str | None] = mapped_column(String(64))
+    """The client that has exchanged one of its tokens, and so may use `subject_token=<sid>`."""
+    created_at: Mapped[float] = mapped_column(Float)
+    not_after: Mapped[float] = mapped_column(Float)
+    ended_at: Mapped[float | None] = mapped_column(Float)
+    """The tombstone: set once, never cleared."""
+
+
+class TokenRow(Base):
+    """A placeholder (`kind` = placeholder) or a proxy credential (`kind` = proxy_credential), by fingerprint."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index("ix_tokens_tenant_session", "tenant", "session"),)
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    subject: Mapped[str] = mapped_column(String(255))
+    session: Mapped[str | None] = mapped_column(String(64))
+    client: Mapped[str] = mapped_column(String(64))
+    credential_id: Mapped[str | None] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), index=True)
+    roles: Mapped[list[str]]
+    scope: Mapped[str] = mapped_column(String(255), default="")
+    ttl_seconds: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float] = mapped_column(Float)
+    revoked_at: Mapped[float | None] = mapped_column(Float)
+
+
+class KeyRow(Base):
+    """Our own keys: session-signing keys (`signing`) and placeholder tag keys (`tag`), sealed like any secret."""
+
+    __tablename__ = "own_keys"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    purpose: Mapped[str] = mapped_column(String(16))
+    envelope: Mapped[bytes] = mapped_column(LargeBinary)
+    kek_id: Mapped[str] = mapped_column(String(32), index=True)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class OutboxRow(Base):
+    """One change, written in the transaction that made it. The sequence is what `as_of` refers to."""
+
+    __tablename__ = "outbox"
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (a sequence that never goes back, even after deletion)
+    sequence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    at: Mapped[float] = mapped_column(Float)
+    tenant: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(String(24))
+    subject_id: Mapped[str] = mapped_column(String(64))
+    """Id of what changed (`Event.id`)."""
+    revoked: Mapped[bool] = mapped_column(Boolean)
+
+
+class AuditRow(Base):
+    __tablename__ = "audit_events"
+    __table_args__ = (Index("ix_audit_events_tenant_sequence", "tenant", "sequence"), {"sqlite_autoincrement": True})
+    sequence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    event_id: Mapped[str] = mapped_column(String(64), unique=True)
+    at: Mapped[float] = mapped_column(Float)
+    tenant: Mapped[str | None] = mapped_column(String(64))
+    request_id: Mapped[str] = mapped_column(String(64), index=True)
+    action: Mapped[str] = mapped_column(String(32))
+    code: Mapped[str | None] = mapped_column(String(40))
+    record: Mapped[dict[str, Any]]
+    """The whole `AuditEvent` as JSON."""
+
+
+class MetaRow(Base):
+    """Facts about this database: `epoch` (changes when sequences stop being comparable)."""
+
+    __tablename__ = "meta"
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    value: Mapped[str] = mapped_column(String(255))

@@ -1,0 +1,232 @@
+"""Where a request goes, and where a credential may be sent.
+
+Rule: one spelling. A host is parsed once into its canonical form, and only that form is compared, looked up and
+dialled; whatever has no canonical form is an error, never "close enough". (IDNA: RFC 5890; literals: RFC 3986 §3.2.2.)
+"""
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import idna
+
+_LABELS = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
+_ALL_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
+_PATH_PREFIX = re.compile(r"/[A-Za-z0-9._~!$&'()*+,=:@/-]*")
+
+DEFAULT_PORTS: Final = {"https": 443, "http": 80}
+_MAX_DECODINGS: Final = 3
+
+
+class InvalidDestinationError(ValueError):
+    """Not a destination; the message says what was expected."""
+
+
+@lru_cache(maxsize=4096)
+def canonical_host(untrusted_host: str) -> str:
+    """The one spelling of a host: lower case, IDNA, no final dot, IPv6 compressed and without brackets.
+
+    Raises `InvalidDestinationError` for anything else: odd bytes, empty labels, decimal or octal spellings of
+    addresses (`2130706433`, `0177.0.0.1`), zone ids.
+    """
+    host = untrusted_host
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if ":" not in host:
+            raise InvalidDestinationError("brackets hold an IPv6 address")
+    if ":" in host:
+        try:
+            return ipaddress.IPv6Address(host if "%" not in host else "").compressed
+        except ValueError:
+            raise InvalidDestinationError("the host is not an IPv6 address") from None
+    host = host.lower().removesuffix(".")
+    if not host.isascii():
+        try:
+            host = idna.encode(host, uts46=True).decode("ascii")
+        except idna.IDNAError:
+            raise InvalidDestinationError("the host is not an internationalised domain name") from None
+    if _ALL_NUMERIC.fullmatch(host):
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError:
+            raise InvalidDestinationError("an IPv4 address is four decimal numbers without leading zeros") from None
+    if not _LABELS.fullmatch(host):
+        raise InvalidDestinationError("a host is letters, digits, hyphens and dots")
+    return host
+
+
+def is_ip_literal(host: str) -> bool:
+    """Whether a canonical host is an address rather than a name."""
+    return ":" in host or bool(_ALL_NUMERIC.fullmatch(host))
+
+
+def authority(host: str, port: int, scheme: str) -> str:
+    """`host[:port]` as a `Host` header has it: brackets for IPv6, the default port left out."""
+    shown = f"[{host}]" if ":" in host else host
+    return shown if DEFAULT_PORTS[scheme] == port else f"{shown}:{port}"
+
+
+def split_authority(untrusted: str, *, default_port: int) -> tuple[str, int]:
+    """`host[:port]` into canonical host and port. Raises `InvalidDestinationError`; userinfo is never accepted."""
+    host, port_text = untrusted, ""
+    if untrusted.startswith("["):
+        closing = untrusted.find("]")
+        host, rest = untrusted[: closing + 1], untrusted[closing + 1 :]
+        if closing < 0 or (rest and not rest.startswith(":")):
+            raise InvalidDestinationError("an IPv6 address stands in brackets, followed by nothing or ':port'")
+        port_text = rest[1:]
+        has_port = rest.startswith(":")
+    else:
+        host, colon, port_text = untrusted.partition(":")
+        has_port = bool(colon)
+    if not has_port:
+        return canonical_host(host), default_port
+    if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5 and 0 < int(port_text) < 65536):
+        raise InvalidDestinationError("a port is a number from 1 to 65535")
+    return canonical_host(host), int(port_text)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The place bytes go to: scheme, canonical host, port. What an upstream connection is opened to."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{authority(self.host, self.port, self.scheme)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Scheme + host + port (+ path prefix, methods) that a credential may be sent to."""
+
+    endpoint: Endpoint
+    path_prefix: str = "/"
+    """Matches whole segments: `/v1` covers `/v1` and `/v1/x`, not `/v10`."""
+    methods: frozenset[str] | None = None
+    """None: any method. An empty set is invalid, it never means "any"."""
+    allow_private: bool = False
+    """The operator named this destination as one that may resolve to a private or loopback address."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint.scheme not in DEFAULT_PORTS:
+            raise InvalidDestinationError("a destination begins with https:// or http://")
+        if not _PATH_PREFIX.fullmatch(self.path_prefix) or not is_plain_path(self.path_prefix):
+            raise InvalidDestinationError("a path prefix begins with '/' and has no '..', '//', ';', '%' or '\\'")
+        check_methods(self.methods)
+
+    def admits_path(self, raw_path: str) -> bool:
+        return path_is_within(raw_path, self.path_prefix)
+
+    def admits_method(self, method: str) -> bool:
+        return self.methods is None or method in self.methods
+
+    @property
+    def url(self) -> str:
+        return self.endpoint.url + ("" if self.path_prefix == "/" else self.path_prefix)
+
+
+def check_methods(methods: frozenset[str] | None) -> None:
+    """Raises `InvalidDestinationError` unless it is None (any) or a set of upper-case method names."""
+    if methods is not None and (not methods or any(not _METHOD.fullmatch(method) for method in methods)):
+        raise InvalidDestinationError("methods are upper-case names such as GET; leave them out to allow any")
+
+
+def parse_destination(url: str, *, methods: frozenset[str] | None = None, allow_private: bool = False) -> Destination:
+    """`https://host[:port][/prefix]` into a `Destination`. Raises `InvalidDestinationError`."""
+    scheme, found, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not found or scheme not in DEFAULT_PORTS:
+        raise InvalidDestinationError("a destination is https://host[:port][/prefix]")
+    if any(char in rest for char in "?#@\\") or any(char <= " " for char in rest):
+        raise InvalidDestinationError("a destination has no user, query, fragment or white space")
+    authority_text, slash, path = rest.partition("/")
+    host, port = split_authority(authority_text, default_port=DEFAULT_PORTS[scheme])
+    prefix = slash + path if slash else "/"
+    return Destination(Endpoint(scheme, host, port), prefix, methods, allow_private)
+
+
+def is_plain_path(raw_path: str) -> bool:
+    """Whether every reader agrees on the path's segments.
+
+    False for dot segments, empty segments, backslashes, path parameters and encoded separators, at any depth of
+    percent-encoding: a server may normalise these, and then a prefix check means nothing.
+    """
+    decoded = raw_path.encode("latin-1", "replace")
+    for _ in range(_MAX_DECODINGS):
+        once_more = unquote_to_bytes(decoded)
+        if once_more == decoded:
+            break
+        if once_more.count(b"/") != decoded.count(b"/"):
+            return False
+        decoded = once_more
+    else:
+        return False
+    if b"\\" in decoded or b";" in decoded or b"//" in decoded or b"\0" in decoded:
+        return False
+    return not any(segment in (b".", b"..") for segment in decoded.split(b"/"))
+
+
+def climbs(raw_path: str) -> bool:
+    """Whether the path holds a dot-dot segment in any encoding: it could leave the prefix a reverse route adds."""
+    decoded = raw_path.encode("latin-1", "replace")
+    for _ in range(_MAX_DECODINGS + 1):
+        if any(segment.split(b";", 1)[0] in (b".", b"..") for segment in decoded.replace(b"\\", b"/").split(b"/")):
+            return True
+        once_more = unquote_to_bytes(decoded)
+        if once_more == decoded:
+            return False
+        decoded = once_more
+    return True
+
+
+def path_is_within(raw_path: str, prefix: str) -> bool:
+    """Whether a request's raw path (no query) lies under the prefix. A prefix of `/` admits every path, as sent."""
+    if prefix == "/":
+        return True
+    stem = prefix.rstrip("/")
+    if not is_plain_path(raw_path):
+        return False
+    return raw_path.startswith(stem + "/") or (raw_path == stem and not prefix.endswith("/"))
+
+
+def destination_to_json(destination: Destination) -> dict[str, Any]:
+    return {
+        "url": destination.url,
+        "methods": sorted(destination.methods) if destination.methods is not None else None,
+        "allow_private": destination.allow_private,
+    }
+
+
+def destination_from_json(data: dict[str, Any]) -> Destination:
+    """The reverse of `destination_to_json`. Raises `InvalidDestinationError`."""
+    methods = data.get("methods")
+    return parse_destination(
+        data["url"],
+        methods=frozenset(methods) if methods is not None else None,
+        allow_private=bool(data.get("allow_private", False)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRule:
+    """A host that a tenant's workloads may reach without any credential."""
+
+    host: str
+    """Canonical."""
+    port: int | None = None
+    """None: 443 for https and 80 for http."""
+    methods: frozenset[str] | None = None
+    allow_private: bool = False
+    id: str = field(default="", compare=False)
+
+    def admits(self, endpoint: Endpoint, method: str) -> bool:
+        port = self.port if self.port is not None else DEFAULT_PORTS[endpoint.scheme]
+        return endpoint.host == self.host and endpoint.port == port and (self.methods is None or method in self.methods)

@@ -1,0 +1,270 @@
+"""Requests and answers of `/internal`, between an egress proxy and the control plane.
+
+Rule: both ends ignore fields they do not know, unless `must_understand` names them; contract N and N-1 are both served.
+Frozen dataclasses, checked by pydantic at the edge: `read(RESOLVE_REQUEST, raw)`, `write(RESOLVE_ANSWER, value)`.
+
+    POST /internal/resolve    ResolveRequest -> ResolveAnswer        200, also for a refusal; 503 when the store is away
+    GET  /internal/tag-keys   -> TagKeys
+    GET  /internal/events     -> text/event-stream of Event          `Last-Event-ID` or `?after=<sequence>`
+    POST /internal/audit      AuditBatch -> 204                      idempotent by `event_id`
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+from pydantic import TypeAdapter
+
+from control_plane.contract.caller import Caller, CredentialId, GrantId, PlaceholderId
+from control_plane.contract.destination import AllowRule, Destination, Endpoint
+from control_plane.contract.grant import GrantScope
+from control_plane.contract.placement import Placement
+from control_plane.contract.refusal import RefusalCode
+
+CONTRACT: Final = 1
+SERVED_CONTRACTS: Final = frozenset({CONTRACT})
+
+HEARTBEAT_SECONDS: Final = 3.0
+SILENCE_SECONDS: Final = 10.0
+"""An event stream quiet for longer is not to be trusted: entries are shortened."""
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskCaller:
+    """Who holds this proxy credential?"""
+
+    proxy_credential_sha256: str
+    kind: Literal["caller"] = "caller"
+
+
+@dataclass(frozen=True, slots=True)
+class AskPolicy:
+    """Where may this caller go, with and without a credential?"""
+
+    caller: Caller
+    kind: Literal["policy"] = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class AskPlaceholder:
+    """What does this placeholder stand for, asked on behalf of this caller, for this destination?"""
+
+    placeholder_sha256: str
+    caller: Caller
+    endpoint: Endpoint
+    kind: Literal["placeholder"] = "placeholder"
+
+
+Ask = AskCaller | AskPolicy | AskPlaceholder
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveRequest:
+    ask: Ask
+    contract: int = CONTRACT
+    must_understand: tuple[str, ...] = ()
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallerFacts:
+    """A live proxy credential: its caller, and until when (unix seconds)."""
+
+    caller: Caller
+    expires_at: float
+    kind: Literal["caller"] = "caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One credential that the caller is granted: its reverse route `/<name>/…`, and the hosts it is bound to."""
+
+    credential_name: str
+    credential_id: CredentialId
+    destinations: tuple[Destination, ...]
+    """The first one is where the reverse route leads."""
+    scopes: tuple[GrantScope, ...]
+    placements: tuple[Placement, ...]
+    credential_required: bool = False
+    """The operator wants no request to these destinations without the credential."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything a caller may reach. Default deny: what neither a route nor an allow rule admits is refused."""
+
+    caller: Caller
+    routes: tuple[Route, ...]
+    allow: tuple[AllowRule, ...]
+    kind: Literal["policy"] = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a placeholder is bound to. The proxy checks all of it on every hit."""
+
+    placeholder_id: PlaceholderId
+    caller: Caller
+    credential_id: CredentialId
+    credential_name: str
+    version: int
+    grant_ids: tuple[GrantId, ...]
+    destinations: tuple[Destination, ...]
+    placements: tuple[Placement, ...]
+    scopes: tuple[GrantScope, ...]
+    """A request must be admitted by at least one; an empty tuple admits nothing."""
+    expires_at: float
+    """Unix seconds."""
+    max_stale_seconds: float = 0.0
+    provider: str | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ResolvedPlaceholder:
+    """A binding with its secret. `secret` is the opened value: wrap it in `Secret` at once."""
+
+    binding: Binding
+    secret: str
+    kind: Literal["placeholder"] = "placeholder"
+
+    def __repr__(self) -> str:
+        return f"ResolvedPlaceholder({self.binding!r}, secret=***)"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A "no" from the store. `true_code` is for audit alone."""
+
+    code: RefusalCode
+    detail: str
+    hint: str = ""
+    true_code: RefusalCode | None = None
+    binding: Binding | None = None
+    """For audit, where the placeholder is known: whose it is."""
+    kind: Literal["refused"] = "refused"
+
+
+Answer = CallerFacts | Policy | ResolvedPlaceholder | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveAnswer:
+    answer: Answer
+    epoch: str
+    """Changes when the outbox's sequence is not comparable with what was seen before (a restored database)."""
+    as_of: int
+    """The outbox sequence read in the same transaction as the answer."""
+    contract: int = CONTRACT
+    must_understand: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TagKeys:
+    """The ring of tag keys, newest first, each 32 bytes in hex."""
+
+    keys_hex: tuple[str, ...]
+    epoch: str
+    as_of: int
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change, pushed from the outbox. Holds ids only.
+
+    `placeholder`, `session`, `grant`, `credential` say which cached answers it touches; `policy` touches the policies
+    (and, when the tenant itself is gone, everything) of its tenant; `proxy_credential` a cached caller (its SHA-256);
+    `tag_keys` the ring; `heartbeat` nothing.
+    """
+
+    sequence: int
+    epoch: str
+    kind: Literal[
+        "placeholder", "session", "grant", "credential", "policy", "tenant", "proxy_credential", "tag_keys", "heartbeat"
+    ]
+    tenant: str = ""
+    id: str = ""
+    revoked: bool = False
+    """True cuts open streams within 5 s; False (a rotation, a new rule) lets them finish."""
+
+
+# --- audit -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """The record of one decision: names, never values. `path` is the one before the swap, redacted, ≤ 256 bytes."""
+
+    event_id: str
+    at: float
+    request_id: str
+    action: str
+    """`swap`, `forward` (no credential in it), `refuse`, `leak_blocked`; at the control plane `credential.add`, …"""
+    tenant: str | None = None
+    subject: str | None = None
+    session: str | None = None
+    client: str | None = None
+    code: RefusalCode | None = None
+    """What the caller was told."""
+    true_code: RefusalCode | None = None
+    detail: str = ""
+    hint: str = ""
+    credential: str | None = None
+    version: int | None = None
+    placeholder_id: str | None = None
+    method: str | None = None
+    scheme: str | None = None
+    host: str | None = None
+    port: int | None = None
+    path: str | None = None
+    status: int | None = None
+    listener: str | None = None
+    proxy: str | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditBatch:
+    events: tuple[AuditEvent, ...]
+    dropped: int = 0
+    """Events lost before these, because the spool was full: written to the trail as a gap."""
+
+
+RESOLVE_REQUEST: Final = TypeAdapter(ResolveRequest)
+RESOLVE_ANSWER: Final = TypeAdapter(ResolveAnswer)
+TAG_KEYS: Final = TypeAdapter(TagKeys)
+EVENT: Final = TypeAdapter(Event)
+AUDIT_BATCH: Final = TypeAdapter(AuditBatch)
+
+T = TypeVar("T")
+
+
+class WireError(ValueError):
+    """Not a message of this contract. Says which field was wrong, never its value."""
+
+
+def read(adapter: TypeAdapter[T], raw: bytes | str) -> T:
+    """Parse one message. Raises `WireError`."""
+    try:
+        return adapter.validate_json(raw)
+    except ValueError as error:
+        raise WireError(_where(error)) from None
+
+
+def write(adapter: TypeAdapter[Any], value: object) -> bytes:
+    """One message as JSON."""
+    return adapter.dump_json(value)
+
+
+def _where(error: ValueError) -> str:
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return "not JSON"
+    first = errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc']) or 'message'}: {first['type']}"
