@@ -1,0 +1,153 @@
+"""Every setting of the egress proxy: `COATCHECK_PROXY_*`. Secrets come as files, never as values.
+
+Rule: a setting nobody knows stops the start. A misspelt `COATCHECK_PROXY_UPSTREAM_CA_FILE` that is silently ignored
+looks, from outside, exactly like one that works.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from egress_proxy.listen import ListenAddress, parse_listen
+
+PREFIX: Final = "COATCHECK_PROXY_"
+_ALL_PREFIX: Final = "COATCHECK_"
+_OTHER_COMPONENTS: Final = ("COATCHECK_CONTROL_PLANE_", "COATCHECK_RUNTIME_")
+_SERVICE_LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+
+
+class UnknownSettingError(ValueError):
+    """An environment variable that looks like ours and is not."""
+
+
+class AuditMode(StrEnum):
+    STRICT = "strict"
+    """A swap that cannot be recorded does not happen."""
+    BEST_EFFORT = "best_effort"
+    """Lost events are counted and shown as a gap."""
+
+
+class PlaintextListener(StrEnum):
+    REFUSED = ""
+    ACCEPTED_RISK = "accepted-risk"
+    """Something in front (a mesh sidecar) encrypts, or the operator takes the risk."""
+
+
+def _listen(value: object) -> ListenAddress:
+    return value if isinstance(value, ListenAddress) else parse_listen(str(value))
+
+
+def _paths(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("a URL begins with https:// or http://")
+    return value.rstrip("/")
+
+
+Listen = Annotated[ListenAddress, BeforeValidator(_listen), NoDecode]
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_paths), NoDecode]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Constructible in code with these names, or from `COATCHECK_PROXY_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, arbitrary_types_allowed=True, extra="forbid")
+
+    control_plane_url: Annotated[str, AfterValidator(_url)]
+    control_plane_ca_file: Path | None = None
+    """Trusted for the control plane alone, instead of the system's roots."""
+    client_id: str
+    client_secret_file: Path
+
+    forward_listen: Listen = ListenAddress("127.0.0.1", 8471)
+    reverse_listen: Listen = ListenAddress("127.0.0.1", 8472)
+    admin_listen: Listen = ListenAddress("127.0.0.1", 8473)
+    listener_tls_cert_file: Path | None = None
+    listener_tls_key_file: Path | None = None
+    plaintext_listener: PlaintextListener = PlaintextListener.REFUSED
+    reverse_path_credential: bool = False
+    """Accept `/~<proxy credential>/…` on the reverse listener."""
+
+    ca_cert_file: Path
+    ca_key_file: Path
+    upstream_ca_files: Paths = ()
+    """Added to the system's roots."""
+
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    drain_grace_seconds: Seconds = 30.0
+    connect_timeout_seconds: Seconds = 10.0
+    """For an address to answer and TLS to be agreed."""
+    header_timeout_seconds: Seconds = 15.0
+    """For a client to send one whole request head, or to finish its TLS handshake."""
+    idle_timeout_seconds: Seconds = 75.0
+    """For a client connection between requests."""
+    upstream_idle_seconds: Seconds = 30.0
+    """For a pooled upstream connection between requests."""
+    silence_timeout_seconds: Seconds = 900.0
+    """For an exchange on which no byte moves: models think for minutes before the next token."""
+    pool_connections_per_key: Annotated[int, Field(ge=0)] = 32
+    leaf_contexts: Annotated[int, Field(ge=1)] = 1024
+    cache_entries: Annotated[int, Field(ge=16)] = 65_536
+
+    audit_spool_events: Annotated[int, Field(ge=1)] = 100_000
+    audit_mode: AuditMode = AuditMode.STRICT
+    log_level: str = "info"
+
+    @model_validator(mode="after")
+    def _listeners_are_private_or_encrypted(self) -> Self:
+        if (self.listener_tls_cert_file is None) != (self.listener_tls_key_file is None):
+            raise ValueError(f"{PREFIX}LISTENER_TLS_CERT_FILE and {PREFIX}LISTENER_TLS_KEY_FILE go together")
+        if self.listener_tls_cert_file or self.plaintext_listener is PlaintextListener.ACCEPTED_RISK:
+            return self
+        for name, listen in (("FORWARD_LISTEN", self.forward_listen), ("REVERSE_LISTEN", self.reverse_listen)):
+            if not listen.is_loopback:
+                raise ValueError(
+                    f"{PREFIX}{name}={listen} is reachable from other machines without TLS: set "
+                    f"{PREFIX}LISTENER_TLS_CERT_FILE and {PREFIX}LISTENER_TLS_KEY_FILE, or "
+                    f"{PREFIX}PLAINTEXT_LISTENER=accepted-risk where something in front encrypts"
+                )
+        return self
+
+
+def settings_from_environment(environment: Mapping[str, str] | None = None) -> Settings:
+    """What a process started as `coatcheck serve proxy` runs with.
+
+    Raises `UnknownSettingError` for a `COATCHECK_*` name nobody knows, `ValueError` (pydantic's) for a bad value.
+    """
+    refuse_unknown_settings(os.environ if environment is None else environment)
+    if environment is None:
+        return Settings()
+    given: dict[str, Any] = {
+        name: environment[PREFIX + name.upper()]
+        for name in Settings.model_fields
+        if PREFIX + name.upper() in environment
+    }
+    return Settings(**given)
+
+
+def refuse_unknown_settings(environment: Mapping[str, str]) -> None:
+    """Raises `UnknownSettingError`, with the name that was probably meant."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    for name in sorted(environment):
+        if not name.startswith(_ALL_PREFIX) or name.startswith(_OTHER_COMPONENTS) or name in known:
+            continue
+        if _is_service_link(name, environment[name]):
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        raise UnknownSettingError(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Kubernetes adds such variables for every Service it knows, also for one that is called coatcheck-proxy."""
+    return bool(_SERVICE_LINK.search(name)) or ("_PORT" in name and value.startswith(("tcp://", "udp://")))
