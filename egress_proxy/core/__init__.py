@@ -1,0 +1,13 @@
+"""The egress proxy's decisions, pure and synchronous: no I/O, no clock, no entropy.
+
+Read in this order, which is the order of a request:
+
+| module         | what it answers                                                                   |
+|----------------|-----------------------------------------------------------------------------------|
+| `http1`        | is this head one that every reader would read alike? (framing, limits, chunks)     |
+| `view`         | what the cache knows: callers, policies, placeholders                              |
+| `decision`     | may this request go, where, and with which secrets? `Forward`, `Resolve`, `Refuse`  |
+| `substitution` | where placeholders stand in a head, and the head that goes upstream                |
+| `address`      | which addresses a name may resolve to                                              |
+| `scrub`        | the way back: no secret in a reply, however it is cut                              |
+"""

@@ -1,0 +1,614 @@
+"""The heart of the proxy: may this request go, where, and with which secrets?
+
+Rule: pure and synchronous, and the only place that decides, for every listener and mode. It answers `Forward` (or
+`Tunnel`, for a CONNECT), `Resolve` (ask the control plane this one question, then decide again) or `Refuse`. Whatever is
+not clearly allowed is refused. Toward a caller of another tenant every refusal is `unknown_placeholder`; the true reason
+goes to the audit trail alone.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, NoReturn
+
+from control_plane.contract.caller import Caller
+from control_plane.contract.destination import (
+    DEFAULT_PORTS,
+    Destination,
+    Endpoint,
+    InvalidDestinationError,
+    authority,
+    climbs,
+    split_authority,
+)
+from control_plane.contract.grant import GrantScope
+from control_plane.contract.placeholder import (
+    ForgedTokenError,
+    GenuineToken,
+    TokenKind,
+    genuine_at,
+    has_marker,
+    parse,
+    redact,
+)
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.wire import Ask, AskCaller, AskPlaceholder, AskPolicy, Binding, Policy, Refused, Route
+from egress_proxy.core.http1 import RequestHead
+from egress_proxy.core.substitution import (
+    Mark,
+    Slot,
+    Swap,
+    decode_basic,
+    find_marks,
+    placement_of,
+    without_own_referrer,
+)
+from egress_proxy.core.view import CacheView, Resolved
+
+MAX_AUDITED_PATH_BYTES: Final = 256
+REASK_SECONDS: Final = 1.0
+"""An expired entry younger than this was just asked for: it is refused, not asked again."""
+
+
+class Mode(StrEnum):
+    """How clients talk to a listener."""
+
+    FORWARD = "forward"
+    """As a proxy: CONNECT, and absolute-form http://."""
+    REVERSE = "reverse"
+    """As a base URL: /<credential name>/…"""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The facts of a client connection."""
+
+    mode: Mode
+    proxy_credential: GenuineToken | None = None
+    """Given once for the connection: by the opener of a session's listener, or with the CONNECT."""
+    tunnel: Endpoint | None = None
+    """Set inside an intercepted CONNECT. Its TLS server name was checked at the handshake."""
+    path_credential_allowed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """A CONNECT that may be answered with 200 and intercepted."""
+
+    caller: Caller
+    endpoint: Endpoint
+    proxy_credential: GenuineToken
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request that may go. Empty `swaps`: it goes without a credential."""
+
+    caller: Caller
+    endpoint: Endpoint
+    allow_private: bool
+    target: bytes
+    """Origin-form (or `*`), still with its placeholder."""
+    headers: list[tuple[bytes, bytes, bytes]]
+    swaps: tuple[Swap, ...]
+    bindings: tuple[Binding, ...]
+    route: str | None
+    """The reverse route's name."""
+    path: str
+    """For the audit trail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Ask this, then decide again."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A "no", with what is known about the request for the audit trail."""
+
+    refusal: Refusal
+    caller: Caller | None = None
+    endpoint: Endpoint | None = None
+    path: str = ""
+    binding: Binding | None = None
+
+
+class _AskFirst(Exception):  # noqa: N818 (not an error: the decision needs one more fact)
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+
+
+class _Facts:
+    """What has been established so far: the trail's half of a refusal."""
+
+    __slots__ = ("binding", "caller", "endpoint", "path")
+
+    def __init__(self) -> None:
+        self.caller: Caller | None = None
+        self.endpoint: Endpoint | None = None
+        self.path = ""
+        self.binding: Binding | None = None
+
+
+def decide_connect(head: RequestHead, connection: Connection, view: CacheView, now: float) -> Tunnel | Resolve | Refuse:
+    """May a tunnel to this authority be opened (and intercepted) for this caller?"""
+    facts = _Facts()
+    try:
+        # (1) No marker anywhere but in the proxy's own slot, so that nothing below can echo one.
+        marks = find_marks(head)
+        if marks:
+            _refuse_mark(marks[0], view)
+
+        # (2) One authority, and Host agrees with it if it is there at all.
+        host, port = _authority(head.target, default_port=None)
+        facts.endpoint = endpoint = Endpoint("https", host, port)
+        if head.host is not None and _authority(head.host, default_port=DEFAULT_PORTS["https"]) != (host, port):
+            _refuse(RefusalCode.MISDIRECTED_REQUEST, "The CONNECT target and the Host field name different places.")
+
+        # (3) Who is asking?
+        credential, facts.caller = _identify(head, connection, view, now, path_credential=None)
+
+        # (4) Default deny.
+        policy = _policy(facts.caller, view)
+        _admit_tunnel(policy, endpoint)
+        return Tunnel(facts.caller, endpoint, credential)
+    except _AskFirst as question:
+        return Resolve(question.ask)
+    except RefusedError as refused:
+        return Refuse(refused.refusal, facts.caller, facts.endpoint, facts.path, facts.binding)
+
+
+def decide(head: RequestHead, connection: Connection, view: CacheView, now: float) -> Forward | Resolve | Refuse:
+    """May this request go, where, and with which secrets?"""
+    facts = _Facts()
+    try:
+        # (1) The path credential of reverse mode is taken off before anything looks at the target.
+        target, path_credential = _split_path_credential(head, connection, view)
+        headers = head.headers
+        if connection.mode is Mode.REVERSE and head.host is not None:
+            headers = without_own_referrer(headers, head.host)
+        if target is not head.target or headers is not head.headers:
+            head = replace(head, target=target, headers=headers)
+
+        # (2) Where the request says it goes (reverse mode knows only after it knows the caller).
+        endpoint = None if connection.mode is Mode.REVERSE else _forward_endpoint(head, connection)
+        facts.endpoint, facts.path = endpoint, audited_path(head.target)
+
+        # (3) Who is asking?
+        _, caller = _identify(head, connection, view, now, path_credential=path_credential)
+        facts.caller = caller
+
+        # (4) What this caller may reach.
+        policy = _policy(caller, view)
+        route: Route | None = None
+        origin_target = _origin_form(head.target, connection)
+        if endpoint is None:
+            route, origin_target = _reverse_route(head.target, policy)
+            facts.endpoint = endpoint = route.destinations[0].endpoint
+        raw_path = origin_target.partition(b"?")[0].decode("latin-1")
+        facts.path = audited_path(origin_target)
+
+        # (5) The placeholders in its head. None: it goes bare, if its destination is allowed at all.
+        marks = find_marks(head)
+        if not marks:
+            allow_private = _admit_bare(policy, endpoint, head.method, raw_path, now)
+            return Forward(
+                caller, endpoint, allow_private, origin_target, head.headers, (), (), _name(route), facts.path
+            )
+
+        # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
+        swaps: list[Swap] = []
+        bindings: list[Binding] = []
+        allow_private = False
+        for mark in marks:
+            token = _genuine(mark, view)
+            resolved = _resolve(token, caller, endpoint, view)
+            facts.binding = resolved.binding
+            if isinstance(resolved, Refused):
+                _pass_on(resolved)
+            binding = resolved.binding
+            _check_caller(binding, caller)
+            _check_expiry(resolved, token, caller, endpoint, now)
+            allow_private |= _admit_swap(binding, endpoint, head.method, raw_path, now)
+            swaps.append(_swap(mark, token, head, resolved))
+            bindings.append(binding)
+
+        # (7) One secret a place, one place a placeholder.
+        places = {(swap.placement.kind, swap.index, getattr(swap.placement, "parameter", "")) for swap in swaps}
+        if len(places) != len(swaps) or len({binding.placeholder_id for binding in bindings}) != len(bindings):
+            _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
+        return Forward(
+            caller,
+            endpoint,
+            allow_private,
+            origin_target,
+            head.headers,
+            tuple(swaps),
+            tuple(bindings),
+            _name(route),
+            facts.path,
+        )
+    except _AskFirst as question:
+        return Resolve(question.ask)
+    except RefusedError as refused:
+        return Refuse(refused.refusal, facts.caller, facts.endpoint, facts.path, facts.binding)
+
+
+def audited_path(target: bytes) -> str:
+    """The path as the trail has it: before the swap, no query, placeholders named, at most 256 bytes."""
+    path = target.partition(b"?")[0].partition(b"#")[0]
+    if b"://" in path[:8]:
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    text = redact(path.decode("latin-1")) if has_marker(path) else path.decode("latin-1")
+    return text if len(text) <= MAX_AUDITED_PATH_BYTES else text[: MAX_AUDITED_PATH_BYTES - 1] + "…"
+
+
+# --- (1), (2): where to ----------------------------------------------------------------------------------------------
+
+
+def _split_path_credential(
+    head: RequestHead, connection: Connection, view: CacheView
+) -> tuple[bytes, GenuineToken | None]:
+    """Reverse mode's `/~<proxy credential>/…`, taken apart."""
+    if connection.mode is not Mode.REVERSE or not head.target.startswith(b"/~"):
+        return head.target, None
+    segment, slash, rest = head.target[2:].partition(b"/")
+    if not connection.path_credential_allowed:
+        _refuse(
+            RefusalCode.TOKEN_REQUIRED,
+            "This listener takes no proxy credential in the path.",
+            "Send it in Proxy-Authorization, or have the operator enable path credentials for this listener.",
+        )
+    try:
+        token = parse(segment.decode("latin-1"), view.tag_keys)
+    except ForgedTokenError:
+        token = None
+    if token is None or token.kind is not TokenKind.PROXY_CREDENTIAL or not slash:
+        _refuse(RefusalCode.TOKEN_INVALID, "The first path segment is not a proxy credential.", _RENEW)
+    return b"/" + rest, token
+
+
+def _forward_endpoint(head: RequestHead, connection: Connection) -> Endpoint:
+    if connection.tunnel is not None:
+        if not (head.target.startswith(b"/") or head.target == b"*"):
+            _refuse(RefusalCode.MALFORMED_REQUEST, "Inside a tunnel the target is a path.")
+        expected = connection.tunnel
+    else:
+        scheme, found, rest = head.target.partition(b"://")
+        if not found or scheme.lower() != b"http":
+            _refuse(
+                RefusalCode.MALFORMED_REQUEST,
+                "This is a proxy's port: it takes CONNECT for https and an absolute http:// URL otherwise.",
+                "Set HTTPS_PROXY and HTTP_PROXY to this address; for base URLs use the reverse listener.",
+            )
+        host, port = _authority(_until(rest, b"/?#"), default_port=DEFAULT_PORTS["http"])
+        expected = Endpoint("http", host, port)
+    named = _authority(head.host or b"", default_port=DEFAULT_PORTS[expected.scheme])
+    if named != (expected.host, expected.port):
+        _refuse(
+            RefusalCode.MISDIRECTED_REQUEST,
+            "The Host field names another place than the connection goes to.",
+            "Open a connection of its own for each host.",
+        )
+    return expected
+
+
+def _authority(text: bytes, *, default_port: int | None) -> tuple[str, int]:
+    try:
+        host, port = split_authority(text.decode("latin-1"), default_port=default_port or 0)
+    except InvalidDestinationError as error:
+        _refuse(RefusalCode.MALFORMED_REQUEST, f"The host is not usable: {error}.")
+    if port == 0:
+        _refuse(RefusalCode.MALFORMED_REQUEST, "A CONNECT target is host:port.")
+    return host, port
+
+
+def _origin_form(target: bytes, connection: Connection) -> bytes:
+    """The target as an origin server gets it (RFC 9112 §3.2.1, §3.2.4)."""
+    if connection.mode is Mode.REVERSE or connection.tunnel is not None:
+        return target
+    rest = target.partition(b"://")[2]
+    path = rest[len(_until(rest, b"/?#")) :]
+    return path if path.startswith(b"/") else b"/" + path
+
+
+def _until(text: bytes, stops: bytes) -> bytes:
+    at = min((place for place in (text.find(stop) for stop in stops) if place >= 0), default=len(text))
+    return text[:at]
+
+
+def _reverse_route(target: bytes, policy: Policy) -> tuple[Route, bytes]:
+    """`/<credential name>/rest` into the caller's own route and `/rest`."""
+    if not target.startswith(b"/"):
+        _refuse(RefusalCode.MALFORMED_REQUEST, "On the reverse listener a target is /<credential name>/….")
+    path, question, query = target.partition(b"?")
+    name, _, rest = path[1:].partition(b"/")
+    route = next((r for r in policy.routes if r.credential_name.encode() == name), None)
+    if route is None or not route.destinations:
+        _refuse(
+            RefusalCode.CREDENTIAL_NOT_FOUND,
+            "No credential of this name is granted to this caller.",
+            "Use the base_url of the exchange answer; check 'coatcheck credential list' and 'coatcheck grant list'.",
+        )
+    if climbs("/" + rest.decode("latin-1")):
+        _refuse(RefusalCode.PATH_DENIED, "The path climbs out of its route with dot segments.")
+    return route, b"/" + rest + question + query
+
+
+# --- (3), (4): for whom ----------------------------------------------------------------------------------------------
+
+_RENEW: Final = "Exchange or renew, and use the proxy_credential of the answer."
+
+
+def _identify(
+    head: RequestHead, connection: Connection, view: CacheView, now: float, *, path_credential: GenuineToken | None
+) -> tuple[GenuineToken, Caller]:
+    """The caller, from every proof that the connection and the request give; they must agree."""
+    proofs = [connection.proxy_credential, path_credential, *_header_credentials(head, connection, view)]
+    given = [proof for proof in proofs if proof is not None]
+    if not given:
+        if connection.mode is Mode.FORWARD:
+            _refuse(
+                RefusalCode.PROXY_AUTHENTICATION_REQUIRED,
+                "This listener needs a proxy credential.",
+                "Put the proxy_credential of an exchange into the proxy URL's password, or use 'coatcheck run'.",
+            )
+        _refuse(
+            RefusalCode.TOKEN_REQUIRED,
+            "This listener needs a proxy credential.",
+            "Send the proxy_credential of an exchange as 'Proxy-Authorization: Bearer …'.",
+        )
+    credential = given[0]
+    if any(other.text != credential.text for other in given[1:]):
+        _refuse(RefusalCode.CALLER_MISMATCH, "The request carries a proxy credential other than its connection's.")
+    known = view.caller(credential.fingerprint)
+    if known is None:
+        raise _AskFirst(AskCaller(credential.fingerprint))
+    if isinstance(known, Refused):
+        _refuse_credential(connection, known.true_code or known.code, known.code)
+    if known.facts.expires_at <= now:
+        if now - known.asked_at > REASK_SECONDS:
+            raise _AskFirst(AskCaller(credential.fingerprint))
+        _refuse_credential(connection, RefusalCode.TOKEN_EXPIRED, RefusalCode.TOKEN_EXPIRED)
+    return credential, known.facts.caller
+
+
+def _header_credentials(head: RequestHead, connection: Connection, view: CacheView) -> list[GenuineToken]:
+    fields = [value for name, _, value in head.headers if name == b"proxy-authorization"]
+    if len(fields) > 1:
+        _refuse(RefusalCode.MALFORMED_REQUEST, "The request has more than one Proxy-Authorization field.")
+    tokens = []
+    for value in fields:
+        scheme, _, rest = value.partition(b" ")
+        text = rest.strip()
+        if scheme.lower() == b"basic":
+            user, _, password = (decode_basic(value) or b"").partition(b":")
+            text = password or user  # proxy URLs carry it as the password, some as a lone user name
+        try:
+            token = parse(text.decode("latin-1"), view.tag_keys)
+        except ForgedTokenError:
+            token = None
+        if scheme.lower() not in (b"basic", b"bearer") or token is None or token.kind is not TokenKind.PROXY_CREDENTIAL:
+            _refuse_credential(connection, RefusalCode.TOKEN_INVALID, RefusalCode.TOKEN_INVALID)
+        tokens.append(token)
+    return tokens
+
+
+def _refuse_credential(connection: Connection, true_code: RefusalCode, code: RefusalCode) -> NoReturn:
+    """A proxy credential that is not live. In forward mode every such case is one 407, as clients expect."""
+    unavailable = code in (RefusalCode.CREDENTIAL_UNAVAILABLE, RefusalCode.STORE_UNAVAILABLE)
+    if unavailable:
+        _refuse(code, "The control plane could not be asked.", "Try again shortly.", retry_after_seconds=1)
+    if connection.mode is Mode.FORWARD:
+        shown = RefusalCode.PROXY_AUTHENTICATION_REQUIRED
+    else:
+        shown = RefusalCode.TOKEN_EXPIRED if code is RefusalCode.TOKEN_EXPIRED else RefusalCode.TOKEN_INVALID
+    _refuse(shown, "The proxy credential is not valid (any more).", _RENEW, true_code=true_code)
+
+
+def _policy(caller: Caller, view: CacheView) -> Policy:
+    policy = view.policy(caller)
+    if policy is None:
+        raise _AskFirst(AskPolicy(caller))
+    if isinstance(policy, Refused):
+        _pass_on(policy)
+    if policy.caller != caller:
+        _refuse(RefusalCode.INTERNAL_ERROR, "The policy at hand is another caller's.")
+    return policy
+
+
+def _admit_tunnel(policy: Policy, endpoint: Endpoint) -> None:
+    bound = any(d.endpoint == endpoint for route in policy.routes for d in route.destinations)
+    allowed = any(
+        rule.host == endpoint.host and (rule.port or DEFAULT_PORTS["https"]) == endpoint.port for rule in policy.allow
+    )
+    if not bound and not allowed:
+        _refuse_destination(endpoint)
+
+
+def _admit_bare(policy: Policy, endpoint: Endpoint, method: str, raw_path: str, now: float) -> bool:
+    """Whether a request without a credential may go; returns whether a private address is fine."""
+    here = [route for route in policy.routes if any(d.endpoint == endpoint for d in route.destinations)]
+    if any(route.credential_required for route in here):
+        _refuse(
+            RefusalCode.CREDENTIAL_REQUIRED,
+            "This destination takes no request without its credential.",
+            "Send the placeholder in the credential's placement.",
+        )
+    for rule in policy.allow:
+        if rule.admits(endpoint, method):
+            return rule.allow_private
+    if not here:
+        if endpoint.scheme == "http" and _has_credential(policy, endpoint.host):
+            _refuse_plaintext()
+        if any(rule.host == endpoint.host and rule.methods is not None for rule in policy.allow):
+            _refuse(RefusalCode.METHOD_DENIED, "The rule for this host does not allow this method.")
+        _refuse_destination(endpoint)
+    denied: RefusedError | None = None
+    for route in here:
+        try:
+            return _admit(route.destinations, route.scopes, endpoint, method, raw_path, now)
+        except RefusedError as refused:
+            denied = refused
+    assert denied is not None
+    raise denied
+
+
+def _has_credential(policy: Policy, host: str) -> bool:
+    return any(d.endpoint.host == host for route in policy.routes for d in route.destinations)
+
+
+# --- (6): with which secrets -----------------------------------------------------------------------------------------
+
+
+def _genuine(mark: Mark, view: CacheView) -> GenuineToken:
+    token = genuine_at(mark.text, mark.sighting, view.tag_keys)
+    if token is None:
+        _refuse(
+            RefusalCode.UNKNOWN_PLACEHOLDER,
+            "The request carries something that looks like a placeholder and is none.",
+            "Use the placeholder exactly as the exchange gave it: whole, unaltered and unencoded.",
+        )
+    if token.kind is not TokenKind.PLACEHOLDER or mark.slot is Slot.HIDDEN:
+        _refuse_placement()
+    return token
+
+
+def _refuse_mark(mark: Mark, view: CacheView) -> NoReturn:
+    _genuine(mark, view)
+    _refuse_placement()
+
+
+def _resolve(token: GenuineToken, caller: Caller, endpoint: Endpoint, view: CacheView) -> Resolved | Refused:
+    resolved = view.placeholder(token.fingerprint, caller, endpoint)
+    if resolved is None:
+        raise _AskFirst(AskPlaceholder(token.fingerprint, caller, endpoint))
+    return resolved
+
+
+def _check_caller(binding: Binding, caller: Caller) -> None:
+    if binding.caller.tenant != caller.tenant:
+        _refuse(
+            RefusalCode.UNKNOWN_PLACEHOLDER,
+            _UNKNOWN_DETAIL,
+            _UNKNOWN_HINT,
+            true_code=RefusalCode.CALLER_MISMATCH,
+        )
+    if binding.caller != caller:
+        _refuse(
+            RefusalCode.CALLER_MISMATCH,
+            "The placeholder was issued to another caller (client, subject or session).",
+            "Exchange one for this session, and send it with the proxy credential of the same answer.",
+        )
+
+
+def _check_expiry(resolved: Resolved, token: GenuineToken, caller: Caller, endpoint: Endpoint, now: float) -> None:
+    if resolved.binding.expires_at > now:
+        return
+    if now - resolved.asked_at > REASK_SECONDS:  # it may have been renewed in place
+        raise _AskFirst(AskPlaceholder(token.fingerprint, caller, endpoint))
+    _refuse(
+        RefusalCode.EXPIRED_PLACEHOLDER,
+        "The placeholder's time is over.",
+        "Renew it in place with POST /oauth/token; its string stays the same.",
+    )
+
+
+def _admit_swap(binding: Binding, endpoint: Endpoint, method: str, raw_path: str, now: float) -> bool:
+    if not any(d.endpoint == endpoint for d in binding.destinations):
+        if endpoint.scheme == "http" and any(d.endpoint.host == endpoint.host for d in binding.destinations):
+            _refuse_plaintext()
+        _refuse(
+            RefusalCode.DESTINATION_DENIED,
+            "The placeholder's credential is not for this destination.",
+            "See 'coatcheck credential show' for the destinations it has.",
+        )
+    return _admit(binding.destinations, binding.scopes, endpoint, method, raw_path, now)
+
+
+def _admit(
+    destinations: tuple[Destination, ...],
+    scopes: tuple[GrantScope, ...],
+    endpoint: Endpoint,
+    method: str,
+    raw_path: str,
+    now: float,
+) -> bool:
+    """One destination and one grant must admit endpoint, path and method; returns whether private is fine."""
+    here = [d for d in destinations if d.endpoint == endpoint]
+    live = [scope for scope in scopes if scope.is_live(now) and scope.admits_endpoint(endpoint)]
+    if not here or not live:
+        _refuse(RefusalCode.DESTINATION_DENIED, "No grant of this caller is for this destination (any more).")
+    on_path = [d for d in here if d.admits_path(raw_path)]
+    in_path = [scope for scope in live if scope.admits_path(raw_path)]
+    if not on_path or not in_path:
+        _refuse(
+            RefusalCode.PATH_DENIED,
+            "The path is outside what the credential or its grant covers, or is not in plain form.",
+            "Send the path without dot segments, '//', ';', '\\' or encoded slashes.",
+        )
+    admitting = [d for d in on_path if d.admits_method(method)]
+    if not admitting or not any(scope.admits_method(method) for scope in in_path):
+        _refuse(RefusalCode.METHOD_DENIED, "The credential or its grant does not cover this method.")
+    return any(d.allow_private for d in admitting)
+
+
+def _swap(mark: Mark, token: GenuineToken, head: RequestHead, resolved: Resolved) -> Swap:
+    placement = placement_of(mark, token, head, resolved.binding.placements)
+    if placement is None:
+        _refuse_placement()
+    return Swap(placement, mark.index, resolved.secret)
+
+
+# --- saying no -------------------------------------------------------------------------------------------------------
+
+_UNKNOWN_DETAIL: Final = "No such placeholder."
+_UNKNOWN_HINT: Final = "Exchange a new one with POST /oauth/token."
+
+
+def _refuse(
+    code: RefusalCode,
+    detail: str,
+    hint: str = "",
+    *,
+    true_code: RefusalCode | None = None,
+    retry_after_seconds: int | None = None,
+) -> NoReturn:
+    raise RefusedError(Refusal(code, detail, hint, retry_after_seconds, true_code))
+
+
+def _pass_on(refused: Refused) -> NoReturn:
+    """A "no" of the store, in the store's words."""
+    retry = 1 if refused.code in (RefusalCode.CREDENTIAL_UNAVAILABLE, RefusalCode.STORE_UNAVAILABLE) else None
+    _refuse(refused.code, refused.detail, refused.hint, true_code=refused.true_code, retry_after_seconds=retry)
+
+
+def _refuse_placement() -> NoReturn:
+    _refuse(
+        RefusalCode.PLACEMENT_DENIED,
+        "The placeholder stands where its credential does not go, or is encoded.",
+        "Send it once, as it is, in the placement that the exchange answer names.",
+    )
+
+
+def _refuse_plaintext() -> NoReturn:
+    _refuse(
+        RefusalCode.PLAINTEXT_CREDENTIAL,
+        "This host has a credential, and a credential does not travel over plain http.",
+        "Use https://.",
+    )
+
+
+def _refuse_destination(endpoint: Endpoint) -> NoReturn:
+    place = authority(endpoint.host, endpoint.port, endpoint.scheme)
+    _refuse(
+        RefusalCode.DESTINATION_DENIED,
+        f"{place} has no credential granted to this caller, and no rule allows it.",
+        f"To allow it without a credential: coatcheck allow add {place}",
+    )
+
+
+def _name(route: Route | None) -> str | None:
+    return route.credential_name if route else None

@@ -1,0 +1,311 @@
+"""HTTP/1.1 heads and chunks, read strictly: what passes is read alike by every other reader.
+
+Rule: any doubt about framing is an error, toward the client `RefusedError` (400, 414, 431, 505), for a reply
+`UpstreamProtocolError` (502), and the connection closes. llhttp (httptools) does the parsing; this file adds what it
+leaves open: HTTP/0.9 and 1.0, `Host`, sizes, codings other than exactly `chunked`, hop-by-hop nominations.
+(RFC 9112; RFC 9110 §5-7.)
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+import httptools
+
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+
+MAX_HEAD_BYTES: Final = 65_536
+MAX_REQUEST_LINE_BYTES: Final = 16_384
+MAX_HEADERS: Final = 200
+MAX_TRAILER_BYTES: Final = 16_384
+MAX_CHUNK_LINE_BYTES: Final = 18  # 16 hex digits and CRLF
+
+HEAD_END: Final = b"\r\n\r\n"
+
+Header = tuple[bytes, bytes, bytes]
+"""(lower-case name, name as sent, value without surrounding white space)."""
+
+_REQUEST_LINE = re.compile(rb"([A-Z]+(?:-[A-Z]+)*) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])\r\n")
+_MIRRORING_METHODS = (b"TRACE", b"TRACK")
+_UNNOMINATABLE = frozenset((b"host", b"content-length", b"transfer-encoding"))
+
+HOP_BY_HOP: Final = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade "
+    b"http2-settings transfer-encoding".split()
+)  # RFC 9110 §7.6.1; HTTP2-Settings: RFC 7540 §3.2.1
+
+
+class UpstreamProtocolError(Exception):
+    """The upstream's reply is not unambiguous HTTP/1.1."""
+
+
+class Framing(Enum):
+    """How a message's body ends."""
+
+    NONE = auto()
+    LENGTH = auto()
+    CHUNKED = auto()
+    UNTIL_CLOSE = auto()
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request's head, checked. Not frozen: one is built for every request, and freezing doubles what that costs."""
+
+    method: str
+    target: bytes
+    """As sent: origin-form, absolute-form, authority-form (CONNECT) or `*`."""
+    headers: list[Header]
+    host: bytes | None
+    """The one `Host` field; None only for CONNECT, whose HTTP/1.0 clients leave it out."""
+    framing: Framing
+    content_length: int
+    keep_alive: bool
+    expects_continue: bool
+    raw: bytes
+    """The whole head as it came."""
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """A reply's head, checked. `reason` is kept as sent."""
+
+    status: int
+    reason: bytes
+    headers: list[Header]
+    framing: Framing
+    content_length: int
+    keep_alive: bool
+
+
+def parse_request_head(raw: bytes) -> RequestHead:
+    """One request head, from its first byte to the blank line. Raises `RefusedError`."""
+    # (1) A method that mirrors the request would hand the secret back: it is refused before anything else is read.
+    if raw[:6].partition(b" ")[0].upper() in _MIRRORING_METHODS:
+        raise _refused(
+            RefusalCode.METHOD_NOT_ALLOWED, "TRACE and TRACK mirror the request, and with it the credential."
+        )
+
+    # (2) Sizes.
+    line_end = raw.find(b"\r\n")
+    if line_end > MAX_REQUEST_LINE_BYTES:
+        raise _refused(RefusalCode.URI_TOO_LONG, f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes.")
+    if len(raw) > MAX_HEAD_BYTES:
+        raise _refused(RefusalCode.HEADERS_TOO_LARGE, f"The head is longer than {MAX_HEAD_BYTES} bytes.")
+
+    # (3) The request line.
+    line = _REQUEST_LINE.match(raw)
+    if line is None:
+        raise _refused(RefusalCode.MALFORMED_REQUEST, "The request line is not 'METHOD target HTTP/1.1'.")
+    method, target, version = line.groups()
+    if version != b"1.1" and not (version == b"1.0" and method == b"CONNECT"):
+        raise _refused(RefusalCode.PROTOCOL_DENIED, "The proxy speaks HTTP/1.1.")
+
+    # (4) The fields, by llhttp.
+    fields = _Fields()
+    try:
+        parser = httptools.HttpRequestParser(fields)
+        parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # CONNECT, or an Upgrade that is not passed on; body bytes are never fed here
+    except httptools.HttpParserError:
+        raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The head is not unambiguous HTTP/1.1.") from None
+    headers = fields.headers
+    if not fields.complete:
+        raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The head is not unambiguous HTTP/1.1.")
+    if len(headers) > MAX_HEADERS:
+        raise _refused(RefusalCode.HEADERS_TOO_LARGE, f"The head has more than {MAX_HEADERS} fields.")
+
+    # (5) What llhttp leaves open.
+    host: bytes | None = None
+    framing, content_length = Framing.NONE, 0
+    keep_alive, expects_continue = version == b"1.1", False
+    for name, _, value in headers:
+        if name == b"host":
+            if host is not None:
+                raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The request has more than one Host field.")
+            host = value
+        elif name == b"content-length":
+            framing, content_length = Framing.LENGTH, int(value)
+        elif name == b"transfer-encoding":
+            if value.lower() != b"chunked" or framing is not Framing.NONE:
+                raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The only transfer coding understood is one 'chunked'.")
+            framing = Framing.CHUNKED
+        elif name == b"connection":
+            tokens = connection_tokens(value)
+            if not _UNNOMINATABLE.isdisjoint(tokens):
+                raise _refused(RefusalCode.MALFORMED_REQUEST, "Connection names a field that frames the message.")
+            keep_alive = keep_alive and b"close" not in tokens
+        elif name == b"expect":
+            if value.lower() != b"100-continue":
+                raise _refused(RefusalCode.MALFORMED_REQUEST, "The only expectation understood is 100-continue.")
+            expects_continue = True
+    if host is None and method != b"CONNECT":
+        raise _refused(RefusalCode.MALFORMED_REQUEST, "The request has no Host field.")
+    if method == b"CONNECT":
+        framing, content_length = Framing.NONE, 0  # RFC 9110 §9.3.6: a CONNECT has no content
+    return RequestHead(
+        method.decode("ascii"), target, headers, host, framing, content_length, keep_alive, expects_continue, raw
+    )
+
+
+def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
+    """One reply head (interim replies included), from its first byte to the blank line.
+
+    Raises `UpstreamProtocolError`. A 101 is an error: no upgrade is ever asked for.
+    """
+    if len(raw) > MAX_HEAD_BYTES:
+        raise UpstreamProtocolError("the reply's head is too large")
+    fields = _Fields()
+    # One parser for each reply: after the reply to a HEAD, llhttp would wait for a body that never comes.
+    parser = httptools.HttpResponseParser(fields)
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        raise UpstreamProtocolError("the upstream switched protocols unasked") from None
+    except httptools.HttpParserError:
+        raise UpstreamProtocolError("the reply's head is not unambiguous HTTP/1.1") from None
+    status = parser.get_status_code()
+    if not fields.complete or parser.get_http_version() not in ("1.1", "1.0") or status < 100:
+        raise UpstreamProtocolError("the reply is not HTTP/1.1")
+    if status == 101:
+        raise UpstreamProtocolError("the upstream switched protocols unasked")
+    if len(fields.headers) > MAX_HEADERS:
+        raise UpstreamProtocolError("the reply has too many fields")
+
+    framing, content_length = Framing.UNTIL_CLOSE, 0
+    for name, _, value in fields.headers:
+        if name == b"content-length":
+            framing, content_length = Framing.LENGTH, int(value)
+        elif name == b"transfer-encoding":
+            if value.lower() != b"chunked" or framing is not Framing.UNTIL_CLOSE or parser.get_http_version() == "1.0":
+                raise UpstreamProtocolError("the reply's transfer coding is not one 'chunked'")
+            framing = Framing.CHUNKED
+    if request_method == "HEAD" or status < 200 or status in (204, 304):  # RFC 9112 §6.3
+        framing = Framing.NONE
+    keep_alive = parser.should_keep_alive() and framing is not Framing.UNTIL_CLOSE
+    return ResponseHead(status, fields.reason, fields.headers, framing, content_length, keep_alive)
+
+
+def connection_tokens(value: bytes) -> set[bytes]:
+    """The options of a Connection field, lower case."""
+    return {token.strip().lower() for token in value.split(b",")}
+
+
+def nominated(headers: list[Header]) -> frozenset[bytes]:
+    """Every field that this message's Connection fields declare hop-by-hop."""
+    names: set[bytes] = set()
+    for name, _, value in headers:
+        if name == b"connection":
+            names |= connection_tokens(value)
+    return frozenset(names)
+
+
+class _Fields:
+    """Collects llhttp's callbacks."""
+
+    __slots__ = ("complete", "headers", "reason")
+
+    def __init__(self) -> None:
+        self.headers: list[Header] = []
+        self.reason = b""
+        self.complete = False
+
+    def on_status(self, fragment: bytes) -> None:
+        self.reason += fragment
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), name, value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+class ChunkError(ValueError):
+    """The chunked body is not read alike by everyone: the message says where. Nothing after it can be trusted."""
+
+
+class ChunkedReader:
+    """Takes a chunked body apart (RFC 9112 §7.1), strictly: no extensions, no bare LF, CRLF after every chunk.
+
+    `feed` yields the data between the chunk lines; once `complete`, `rest` holds the bytes after the body. Trailers are
+    checked for form, and dropped: nothing of ours needs them, and merged into a head they would be a hole.
+    """
+
+    __slots__ = ("_buffer", "_left", "_state", "_trailer_bytes", "complete", "rest")
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.rest = b""
+        self._buffer = b""
+        self._left = 0
+        self._state = "size"
+        self._trailer_bytes = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The body bytes in `data`, piece by piece. Raises `ChunkError`."""
+        buffer = self._buffer + data if self._buffer else data
+        self._buffer = b""
+        at = 0
+        while not self.complete:
+            if self._state == "data":
+                piece = buffer[at : at + self._left]
+                if not piece:
+                    return
+                at += len(piece)
+                self._left -= len(piece)
+                if not self._left:
+                    self._state = "end of chunk"
+                yield piece
+                continue
+            line_end = buffer.find(b"\n", at)
+            if line_end < 0:
+                self._buffer = buffer[at:]
+                if len(self._buffer) > (MAX_TRAILER_BYTES if self._state == "trailer" else MAX_CHUNK_LINE_BYTES):
+                    raise ChunkError("a line of the chunked coding is too long")
+                return
+            line = buffer[at : line_end + 1]
+            at = line_end + 1
+            self._read_line(line)
+        self.rest = buffer[at:]
+
+    def _read_line(self, line: bytes) -> None:
+        if not line.endswith(b"\r\n"):
+            raise ChunkError("a line of the chunked coding ends without CR")
+        text = line[:-2]
+        match self._state:
+            case "end of chunk":
+                if text:
+                    raise ChunkError("a chunk is longer than its size says")
+                self._state = "size"
+            case "size":
+                if not _CHUNK_SIZE.fullmatch(text):
+                    raise ChunkError("a chunk size is not plain hexadecimal")
+                self._left = int(text, 16)
+                self._state = "data" if self._left else "trailer"
+            case _:
+                self._trailer_bytes += len(line)
+                if self._trailer_bytes > MAX_TRAILER_BYTES:
+                    raise ChunkError("the trailers are too large")
+                if not text:
+                    self.complete = True
+                elif not _TRAILER.fullmatch(text):
+                    raise ChunkError("a trailer is not a field line")
+
+
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
+_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+
+
+def chunk(data: bytes) -> bytes:
+    """`data` (not empty) as one chunk."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+
+def _refused(code: RefusalCode, detail: str) -> RefusedError:
+    return RefusedError(Refusal(code, detail, "Send one well-formed HTTP/1.1 request."))
