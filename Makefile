@@ -35,6 +35,7 @@ help: ## list these commands
 
 .PHONY: setup
 setup: $(VENV)/.run ## create .venv; the command is then .venv/bin/coatcheck
+	@echo 'ready: $(BIN)/coatcheck'
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
