@@ -73,7 +73,7 @@ check: $(VENV)/.dev ## formatting, lint, types, import contracts (under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 .PHONY: format
 format: $(VENV)/.dev ## put the formatting right
