@@ -16,6 +16,8 @@ import idna
 _LABELS = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
 _ALL_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
+_BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _PATH_PREFIX = re.compile(r"/[A-Za-z0-9._~!$&'()*+,=:@/-]*")
 
 DEFAULT_PORTS: Final = {"https": 443, "http": 80}
@@ -118,8 +120,7 @@ class Destination:
     def __post_init__(self) -> None:
         if self.endpoint.scheme not in DEFAULT_PORTS:
             raise InvalidDestinationError("a destination begins with https:// or http://")
-        if not _PATH_PREFIX.fullmatch(self.path_prefix) or not is_plain_path(self.path_prefix):
-            raise InvalidDestinationError("a path prefix begins with '/' and has no '..', '//', ';', '%' or '\\'")
+        check_path_prefix(self.path_prefix)
         check_methods(self.methods)
 
     def admits_path(self, raw_path: str) -> bool:
@@ -139,6 +140,12 @@ def check_methods(methods: frozenset[str] | None) -> None:
         raise InvalidDestinationError("methods are upper-case names such as GET; leave them out to allow any")
 
 
+def check_path_prefix(prefix: str) -> None:
+    """Raises `InvalidDestinationError` unless it is a path that every reader understands alike."""
+    if not _PATH_PREFIX.fullmatch(prefix) or not is_plain_path(prefix):
+        raise InvalidDestinationError("a path prefix begins with '/' and has no '..', '//', ';', '%' or '\\'")
+
+
 def parse_destination(url: str, *, methods: frozenset[str] | None = None, allow_private: bool = False) -> Destination:
     """`https://host[:port][/prefix]` into a `Destination`. Raises `InvalidDestinationError`."""
     scheme, found, rest = url.partition("://")
@@ -156,9 +163,12 @@ def parse_destination(url: str, *, methods: frozenset[str] | None = None, allow_
 def is_plain_path(raw_path: str) -> bool:
     """Whether every reader agrees on the path's segments.
 
-    False for dot segments, empty segments, backslashes, path parameters and encoded separators, at any depth of
-    percent-encoding: a server may normalise these, and then a prefix check means nothing.
+    False for dot segments, empty segments, backslashes, path parameters, encoded separators, control characters and
+    overlong UTF-8, at any depth of percent-encoding, and for broken percent-encoding (`%u002e`): a server may normalise
+    these, and then a prefix check means nothing.
     """
+    if _BROKEN_ESCAPE.search(raw_path):
+        return False
     decoded = raw_path.encode("latin-1", "replace")
     for _ in range(_MAX_DECODINGS):
         once_more = unquote_to_bytes(decoded)
@@ -169,7 +179,11 @@ def is_plain_path(raw_path: str) -> bool:
         decoded = once_more
     else:
         return False
-    if b"\\" in decoded or b";" in decoded or b"//" in decoded or b"\0" in decoded:
+    if b"\\" in decoded or b";" in decoded or b"//" in decoded or _CONTROL.search(decoded):
+        return False
+    try:
+        decoded.decode("utf-8")  # RFC 3629 §3: `C0 AE` is not a dot, but there are servers that read it as one
+    except UnicodeDecodeError:
         return False
     return not any(segment in (b".", b"..") for segment in decoded.split(b"/"))
 
@@ -207,11 +221,13 @@ def destination_to_json(destination: Destination) -> dict[str, Any]:
 
 def destination_from_json(data: dict[str, Any]) -> Destination:
     """The reverse of `destination_to_json`. Raises `InvalidDestinationError`."""
-    methods = data.get("methods")
+    url, methods, allow_private = data.get("url"), data.get("methods"), data.get("allow_private", False)
+    if not isinstance(url, str) or not isinstance(allow_private, bool):
+        raise InvalidDestinationError("a destination is {url, methods?: [name, …], allow_private?: true or false}")
+    if methods is not None and not (isinstance(methods, list) and all(isinstance(name, str) for name in methods)):
+        raise InvalidDestinationError("methods are a list of upper-case names such as GET")
     return parse_destination(
-        data["url"],
-        methods=frozenset(methods) if methods is not None else None,
-        allow_private=bool(data.get("allow_private", False)),
+        url, methods=frozenset(methods) if methods is not None else None, allow_private=allow_private
     )
 
 

@@ -1,8 +1,8 @@
-"""How a grant narrows what its credential may do. Who it is for stays in the control plane; this travels to the proxy."""
+"""How a grant narrows what its credential may do. Who it is for stays in the control plane; only this travels."""
 
 from dataclasses import dataclass
 
-from control_plane.contract.destination import Endpoint, check_methods, path_is_within
+from control_plane.contract.destination import Endpoint, check_methods, check_path_prefix, path_is_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class GrantScope:
             raise ValueError("a grant's destinations are left out or not empty")
         if self.path_prefixes is not None and not self.path_prefixes:
             raise ValueError("a grant's paths are left out or not empty")
+        for prefix in self.path_prefixes or ():
+            check_path_prefix(prefix)
 
     def admits_endpoint(self, endpoint: Endpoint) -> bool:
         return self.endpoints is None or endpoint in self.endpoints

@@ -31,7 +31,8 @@ class Secret:
         One trailing line end (`\\n` or `\\r\\n`) is dropped, because files and `echo` add it; every other control
         character, surrounding white space, an empty value and more than 16 KiB raise `UnusableSecretError`.
         """
-        value = value.removesuffix("\n").removesuffix("\r")
+        if value.endswith("\n"):
+            value = value.removesuffix("\n").removesuffix("\r")
         if not value:
             raise UnusableSecretError("the secret is empty")
         if len(value.encode("utf-8", "surrogatepass")) > MAX_SECRET_BYTES:
@@ -50,7 +51,9 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        return hmac.compare_digest(self._value.encode(), other._value.encode())
+        return hmac.compare_digest(
+            self._value.encode("utf-8", "surrogatepass"), other._value.encode("utf-8", "surrogatepass")
+        )
 
     def __hash__(self) -> int:
         return hash((Secret, self._value))

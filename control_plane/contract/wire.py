@@ -242,6 +242,17 @@ TAG_KEYS: Final = TypeAdapter(TagKeys)
 EVENT: Final = TypeAdapter(Event)
 AUDIT_BATCH: Final = TypeAdapter(AuditBatch)
 
+UNDERSTOOD: Final = frozenset(
+    name
+    for message in (
+        *(ResolveRequest, AskCaller, AskPolicy, AskPlaceholder, Caller, Endpoint),
+        *(ResolveAnswer, CallerFacts, Policy, Route, ResolvedPlaceholder, Binding, Refused),
+        *(Destination, GrantScope, AllowRule),
+    )
+    for name in message.__dataclass_fields__
+)
+"""The field names that `must_understand` may hold: what this contract knows."""
+
 T = TypeVar("T")
 
 
@@ -250,11 +261,16 @@ class WireError(ValueError):
 
 
 def read(adapter: TypeAdapter[T], raw: bytes | str) -> T:
-    """Parse one message. Raises `WireError`."""
+    """Parse one message. Raises `WireError`, also for a contract that is not served or a field that we must know."""
     try:
-        return adapter.validate_json(raw)
+        message = adapter.validate_json(raw)
     except ValueError as error:
         raise WireError(_where(error)) from None
+    if getattr(message, "contract", CONTRACT) not in SERVED_CONTRACTS:
+        raise WireError("contract: not_served")
+    if not UNDERSTOOD.issuperset(getattr(message, "must_understand", ())):
+        raise WireError("must_understand: unknown_field")
+    return message
 
 
 def write(adapter: TypeAdapter[Any], value: object) -> bytes:

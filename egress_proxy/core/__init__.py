@@ -4,6 +4,7 @@ Read in this order, which is the order of a request:
 
 | module         | what it answers                                                                   |
 |----------------|-----------------------------------------------------------------------------------|
+| `fields`       | what is in this field line? (names, markers in any encoding)                       |
 | `http1`        | is this head one that every reader would read alike? (framing, limits, chunks)     |
 | `view`         | what the cache knows: callers, policies, placeholders                              |
 | `decision`     | may this request go, where, and with which secrets? `Forward`, `Resolve`, `Refuse`  |

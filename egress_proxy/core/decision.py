@@ -1,13 +1,14 @@
 """The heart of the proxy: may this request go, where, and with which secrets?
 
 Rule: pure and synchronous, and the only place that decides, for every listener and mode. It answers `Forward` (or
-`Tunnel`, for a CONNECT), `Resolve` (ask the control plane this one question, then decide again) or `Refuse`. Whatever is
-not clearly allowed is refused. Toward a caller of another tenant every refusal is `unknown_placeholder`; the true reason
-goes to the audit trail alone.
+`Tunnel`, for a CONNECT), `Resolve` (ask the control plane this one question, then decide again) or `Refuse`. Whatever
+is not clearly allowed is refused. Toward a caller of another tenant every refusal is `unknown_placeholder`; the true
+reason goes to the audit trail alone.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NoReturn
 
 from control_plane.contract.caller import Caller
@@ -32,16 +33,9 @@ from control_plane.contract.placeholder import (
 )
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import Ask, AskCaller, AskPlaceholder, AskPolicy, Binding, Policy, Refused, Route
+from egress_proxy.core.fields import Mark, Slot, decode_basic
 from egress_proxy.core.http1 import RequestHead
-from egress_proxy.core.substitution import (
-    Mark,
-    Slot,
-    Swap,
-    decode_basic,
-    find_marks,
-    placement_of,
-    without_own_referrer,
-)
+from egress_proxy.core.substitution import FoundMark, Swap, find_marks, names_own_host, placement_of
 from egress_proxy.core.view import CacheView, Resolved
 
 MAX_AUDITED_PATH_BYTES: Final = 256
@@ -88,7 +82,8 @@ class Forward:
     allow_private: bool
     target: bytes
     """Origin-form (or `*`), still with its placeholder."""
-    headers: list[tuple[bytes, bytes, bytes]]
+    head: RequestHead
+    """What to render: the head without the proxy's own path credential and referrers."""
     swaps: tuple[Swap, ...]
     bindings: tuple[Binding, ...]
     route: str | None
@@ -139,7 +134,7 @@ def decide_connect(head: RequestHead, connection: Connection, view: CacheView, n
         # (1) No marker anywhere but in the proxy's own slot, so that nothing below can echo one.
         marks = find_marks(head)
         if marks:
-            _refuse_mark(marks[0], view)
+            _refuse_mark(marks[0][0], view)
 
         # (2) One authority, and Host agrees with it if it is there at all.
         host, port = _authority(head.target, default_port=None)
@@ -166,11 +161,8 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
     try:
         # (1) The path credential of reverse mode is taken off before anything looks at the target.
         target, path_credential = _split_path_credential(head, connection, view)
-        headers = head.headers
-        if connection.mode is Mode.REVERSE and head.host is not None:
-            headers = without_own_referrer(headers, head.host)
-        if target is not head.target or headers is not head.headers:
-            head = replace(head, target=target, headers=headers)
+        if connection.mode is Mode.REVERSE:
+            head = _without_traces_of_the_proxy(head, target)
 
         # (2) Where the request says it goes (reverse mode knows only after it knows the caller).
         endpoint = None if connection.mode is Mode.REVERSE else _forward_endpoint(head, connection)
@@ -194,16 +186,14 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         marks = find_marks(head)
         if not marks:
             allow_private = _admit_bare(policy, endpoint, head.method, raw_path, now)
-            return Forward(
-                caller, endpoint, allow_private, origin_target, head.headers, (), (), _name(route), facts.path
-            )
+            return Forward(caller, endpoint, allow_private, origin_target, head, (), (), _name(route), facts.path)
 
         # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
         swaps: list[Swap] = []
         bindings: list[Binding] = []
         allow_private = False
-        for mark in marks:
-            token = _genuine(mark, view)
+        for found in marks:
+            token = _genuine(found[0], view)
             resolved = _resolve(token, caller, endpoint, view)
             facts.binding = resolved.binding
             if isinstance(resolved, Refused):
@@ -212,19 +202,18 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             _check_caller(binding, caller)
             _check_expiry(resolved, token, caller, endpoint, now)
             allow_private |= _admit_swap(binding, endpoint, head.method, raw_path, now)
-            swaps.append(_swap(mark, token, head, resolved))
+            swaps.append(_swap(found, token, resolved))
             bindings.append(binding)
 
         # (7) One secret a place, one place a placeholder.
-        places = {(swap.placement.kind, swap.index, getattr(swap.placement, "parameter", "")) for swap in swaps}
-        if len(places) != len(swaps) or len({binding.placeholder_id for binding in bindings}) != len(bindings):
+        if len(swaps) > 1 and not _are_apart(swaps, bindings):
             _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
         return Forward(
             caller,
             endpoint,
             allow_private,
             origin_target,
-            head.headers,
+            head,
             tuple(swaps),
             tuple(bindings),
             _name(route),
@@ -261,13 +250,23 @@ def _split_path_credential(
             "This listener takes no proxy credential in the path.",
             "Send it in Proxy-Authorization, or have the operator enable path credentials for this listener.",
         )
-    try:
-        token = parse(segment.decode("latin-1"), view.tag_keys)
-    except ForgedTokenError:
-        token = None
+    token = _parse(segment, view.tag_keys)
     if token is None or token.kind is not TokenKind.PROXY_CREDENTIAL or not slash:
         _refuse(RefusalCode.TOKEN_INVALID, "The first path segment is not a proxy credential.", _RENEW)
     return b"/" + rest, token
+
+
+def _without_traces_of_the_proxy(head: RequestHead, target: bytes) -> RequestHead:
+    """`Referer` and `Origin` that name the proxy itself, and its path credential, tell the upstream about us."""
+    own = [field for field in head.special if names_own_host(field, head.host or b"")]
+    if not own and target is head.target:
+        return head
+    return replace(
+        head,
+        target=target,
+        fields=[field for field in head.fields if field not in own],
+        special=[field for field in head.special if field not in own],
+    )
 
 
 def _forward_endpoint(head: RequestHead, connection: Connection) -> Endpoint:
@@ -376,7 +375,7 @@ def _identify(
 
 
 def _header_credentials(head: RequestHead, connection: Connection, view: CacheView) -> list[GenuineToken]:
-    fields = [value for name, _, value in head.headers if name == b"proxy-authorization"]
+    fields = [field.value for field in head.special if field.name == b"proxy-authorization"]
     if len(fields) > 1:
         _refuse(RefusalCode.MALFORMED_REQUEST, "The request has more than one Proxy-Authorization field.")
     tokens = []
@@ -386,10 +385,7 @@ def _header_credentials(head: RequestHead, connection: Connection, view: CacheVi
         if scheme.lower() == b"basic":
             user, _, password = (decode_basic(value) or b"").partition(b":")
             text = password or user  # proxy URLs carry it as the password, some as a lone user name
-        try:
-            token = parse(text.decode("latin-1"), view.tag_keys)
-        except ForgedTokenError:
-            token = None
+        token = _parse(text, view.tag_keys)
         if scheme.lower() not in (b"basic", b"bearer") or token is None or token.kind is not TokenKind.PROXY_CREDENTIAL:
             _refuse_credential(connection, RefusalCode.TOKEN_INVALID, RefusalCode.TOKEN_INVALID)
         tokens.append(token)
@@ -464,7 +460,7 @@ def _has_credential(policy: Policy, host: str) -> bool:
 
 
 def _genuine(mark: Mark, view: CacheView) -> GenuineToken:
-    token = genuine_at(mark.text, mark.sighting, view.tag_keys)
+    token = _token_of(mark, view.tag_keys)
     if token is None:
         _refuse(
             RefusalCode.UNKNOWN_PLACEHOLDER,
@@ -555,11 +551,33 @@ def _admit(
     return any(d.allow_private for d in admitting)
 
 
-def _swap(mark: Mark, token: GenuineToken, head: RequestHead, resolved: Resolved) -> Swap:
-    placement = placement_of(mark, token, head, resolved.binding.placements)
+def _swap(found: FoundMark, token: GenuineToken, resolved: Resolved) -> Swap:
+    placement = placement_of(found, token, resolved.binding.placements)
     if placement is None:
         _refuse_placement()
-    return Swap(placement, mark.index, resolved.secret)
+    return Swap(placement, found[1], resolved.secret)
+
+
+def _are_apart(swaps: list[Swap], bindings: list[Binding]) -> bool:
+    places = {swap.field.name if swap.field else getattr(swap.placement, "parameter", "") for swap in swaps}
+    return len(places) == len(swaps) and len({binding.placeholder_id for binding in bindings}) == len(bindings)
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+# Verified ones are remembered: a client sends the same two with every request, and a tag costs three microseconds.
+
+
+@lru_cache(maxsize=8192)
+def _parse(text: bytes, tag_keys: tuple[bytes, ...]) -> GenuineToken | None:
+    try:
+        return parse(text.decode("latin-1"), tag_keys)
+    except ForgedTokenError:
+        return None
+
+
+@lru_cache(maxsize=8192)
+def _token_of(mark: Mark, tag_keys: tuple[bytes, ...]) -> GenuineToken | None:
+    return genuine_at(mark.text, mark.sighting, tag_keys)
 
 
 # --- saying no -------------------------------------------------------------------------------------------------------

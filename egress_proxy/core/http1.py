@@ -15,6 +15,7 @@ from typing import Final
 import httptools
 
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from egress_proxy.core.fields import Field, reply_field, request_field
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_REQUEST_LINE_BYTES: Final = 16_384
@@ -24,17 +25,10 @@ MAX_CHUNK_LINE_BYTES: Final = 18  # 16 hex digits and CRLF
 
 HEAD_END: Final = b"\r\n\r\n"
 
-Header = tuple[bytes, bytes, bytes]
-"""(lower-case name, name as sent, value without surrounding white space)."""
-
 _REQUEST_LINE = re.compile(rb"([A-Z]+(?:-[A-Z]+)*) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])\r\n")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _MIRRORING_METHODS = (b"TRACE", b"TRACK")
 _UNNOMINATABLE = frozenset((b"host", b"content-length", b"transfer-encoding"))
-
-HOP_BY_HOP: Final = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade "
-    b"http2-settings transfer-encoding".split()
-)  # RFC 9110 §7.6.1; HTTP2-Settings: RFC 7540 §3.2.1
 
 
 class UpstreamProtocolError(Exception):
@@ -57,15 +51,15 @@ class RequestHead:
     method: str
     target: bytes
     """As sent: origin-form, absolute-form, authority-form (CONNECT) or `*`."""
-    headers: list[Header]
+    fields: list[Field]
+    special: list[Field]
+    """The fields that need a look, in order; the others go as they came."""
     host: bytes | None
     """The one `Host` field; None only for CONNECT, whose HTTP/1.0 clients leave it out."""
     framing: Framing
     content_length: int
     keep_alive: bool
     expects_continue: bool
-    raw: bytes
-    """The whole head as it came."""
 
 
 @dataclass(slots=True)
@@ -74,7 +68,7 @@ class ResponseHead:
 
     status: int
     reason: bytes
-    headers: list[Header]
+    fields: list[Field]
     framing: Framing
     content_length: int
     keep_alive: bool
@@ -103,26 +97,29 @@ def parse_request_head(raw: bytes) -> RequestHead:
     if version != b"1.1" and not (version == b"1.0" and method == b"CONNECT"):
         raise _refused(RefusalCode.PROTOCOL_DENIED, "The proxy speaks HTTP/1.1.")
 
-    # (4) The fields, by llhttp.
-    fields = _Fields()
+    # (4) llhttp judges the head as a whole; then every line is one field (it refuses bare CR, bare LF and folding).
+    verdict = _Verdict()
     try:
-        parser = httptools.HttpRequestParser(fields)
-        parser.feed_data(raw)
+        httptools.HttpRequestParser(verdict).feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # CONNECT, or an Upgrade that is not passed on; body bytes are never fed here
     except httptools.HttpParserError:
-        raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The head is not unambiguous HTTP/1.1.") from None
-    headers = fields.headers
-    if not fields.complete:
+        verdict.complete = False
+    if not verdict.complete:
         raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The head is not unambiguous HTTP/1.1.")
-    if len(headers) > MAX_HEADERS:
+    fields = [
+        request_field(field_line) for field_line in raw[line_end + 2 : -len(HEAD_END)].split(b"\r\n") if field_line
+    ]
+    if len(fields) > MAX_HEADERS:
         raise _refused(RefusalCode.HEADERS_TOO_LARGE, f"The head has more than {MAX_HEADERS} fields.")
 
     # (5) What llhttp leaves open.
+    special = [field for field in fields if field.special]
     host: bytes | None = None
     framing, content_length = Framing.NONE, 0
     keep_alive, expects_continue = version == b"1.1", False
-    for name, _, value in headers:
+    for field in special:
+        name, value = field.name, field.value
         if name == b"host":
             if host is not None:
                 raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The request has more than one Host field.")
@@ -147,7 +144,7 @@ def parse_request_head(raw: bytes) -> RequestHead:
     if method == b"CONNECT":
         framing, content_length = Framing.NONE, 0  # RFC 9110 §9.3.6: a CONNECT has no content
     return RequestHead(
-        method.decode("ascii"), target, headers, host, framing, content_length, keep_alive, expects_continue, raw
+        method.decode("ascii"), target, fields, special, host, framing, content_length, keep_alive, expects_continue
     )
 
 
@@ -158,35 +155,40 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     """
     if len(raw) > MAX_HEAD_BYTES:
         raise UpstreamProtocolError("the reply's head is too large")
-    fields = _Fields()
+    verdict = _Verdict()
     # One parser for each reply: after the reply to a HEAD, llhttp would wait for a body that never comes.
-    parser = httptools.HttpResponseParser(fields)
+    parser = httptools.HttpResponseParser(verdict)
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
         raise UpstreamProtocolError("the upstream switched protocols unasked") from None
     except httptools.HttpParserError:
         raise UpstreamProtocolError("the reply's head is not unambiguous HTTP/1.1") from None
-    status = parser.get_status_code()
-    if not fields.complete or parser.get_http_version() not in ("1.1", "1.0") or status < 100:
+    status_line, _, field_lines = raw[: -len(HEAD_END)].partition(b"\r\n")
+    match = _STATUS_LINE.fullmatch(status_line)
+    if not verdict.complete or match is None or match[2] < b"100":
         raise UpstreamProtocolError("the reply is not HTTP/1.1")
+    minor_version, status, reason = match[1], int(match[2]), match[3] or b""
     if status == 101:
         raise UpstreamProtocolError("the upstream switched protocols unasked")
-    if len(fields.headers) > MAX_HEADERS:
+    fields = [reply_field(field_line) for field_line in field_lines.split(b"\r\n") if field_line]
+    if len(fields) > MAX_HEADERS:
         raise UpstreamProtocolError("the reply has too many fields")
 
     framing, content_length = Framing.UNTIL_CLOSE, 0
-    for name, _, value in fields.headers:
-        if name == b"content-length":
-            framing, content_length = Framing.LENGTH, int(value)
-        elif name == b"transfer-encoding":
-            if value.lower() != b"chunked" or framing is not Framing.UNTIL_CLOSE or parser.get_http_version() == "1.0":
+    for field in fields:
+        if not field.special:
+            continue
+        if field.name == b"content-length":
+            framing, content_length = Framing.LENGTH, int(field.value)
+        elif field.name == b"transfer-encoding":
+            if field.value.lower() != b"chunked" or framing is not Framing.UNTIL_CLOSE or minor_version == b"0":
                 raise UpstreamProtocolError("the reply's transfer coding is not one 'chunked'")
             framing = Framing.CHUNKED
     if request_method == "HEAD" or status < 200 or status in (204, 304):  # RFC 9112 §6.3
         framing = Framing.NONE
     keep_alive = parser.should_keep_alive() and framing is not Framing.UNTIL_CLOSE
-    return ResponseHead(status, fields.reason, fields.headers, framing, content_length, keep_alive)
+    return ResponseHead(status, reason, fields, framing, content_length, keep_alive)
 
 
 def connection_tokens(value: bytes) -> set[bytes]:
@@ -194,30 +196,18 @@ def connection_tokens(value: bytes) -> set[bytes]:
     return {token.strip().lower() for token in value.split(b",")}
 
 
-def nominated(headers: list[Header]) -> frozenset[bytes]:
+def nominated(fields: list[Field]) -> frozenset[bytes]:
     """Every field that this message's Connection fields declare hop-by-hop."""
-    names: set[bytes] = set()
-    for name, _, value in headers:
-        if name == b"connection":
-            names |= connection_tokens(value)
-    return frozenset(names)
+    return frozenset().union(*(connection_tokens(field.value) for field in fields if field.name == b"connection"))
 
 
-class _Fields:
-    """Collects llhttp's callbacks."""
+class _Verdict:
+    """llhttp's: whether it read a whole head."""
 
-    __slots__ = ("complete", "headers", "reason")
+    __slots__ = ("complete",)
 
     def __init__(self) -> None:
-        self.headers: list[Header] = []
-        self.reason = b""
         self.complete = False
-
-    def on_status(self, fragment: bytes) -> None:
-        self.reason += fragment
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self.complete = True

@@ -4,7 +4,6 @@ Rule: a view answers at once or says None, which means "ask the control plane an
 events, outages) is the cache's to judge before it answers; what an answer admits is the decision's.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,7 +35,7 @@ class CacheView(Protocol):
     """Synchronous look-ups. Keys are SHA-256 fingerprints in hex, never the tokens themselves."""
 
     @property
-    def tag_keys(self) -> Sequence[bytes]:
+    def tag_keys(self) -> tuple[bytes, ...]:
         """The ring, newest first."""
         ...
 

@@ -1,0 +1,178 @@
+"""One field line of a head, and the markers that stand in it.
+
+Rule: a line is judged once and remembered, because clients repeat themselves: of a request's fifteen lines fourteen
+came before, and looking one up costs a tenth of judging it. What is remembered depends on the line alone.
+
+A *mark* is a marker that was seen, with the slot it was seen in. Plain slots are a header's value, the target and
+decoded Basic credentials; whatever appears only after percent- or base64-decoding (nested, too) is hidden. A base64 run
+of fewer than 48 characters cannot hold a placeholder (36 characters) and is not decoded.
+"""
+
+import binascii
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from control_plane.contract.headers import OWN_HEADER_PREFIX, SUBJECT_HEADER
+from control_plane.contract.placeholder import Sighting, has_marker, sightings
+
+MAX_REMEMBERED_LINE_BYTES: Final = 256
+MAX_PERCENT_LAYERS: Final = 3
+
+HOP_BY_HOP: Final = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade "
+    b"http2-settings".split()
+)  # RFC 9110 §7.6.1; HTTP2-Settings: RFC 7540 §3.2.1
+_JUDGED_IN_REQUESTS = HOP_BY_HOP | frozenset(
+    b"host content-length transfer-encoding expect accept-encoding referer origin".split()
+)
+_JUDGED_IN_REPLIES = HOP_BY_HOP | frozenset(
+    b"content-length transfer-encoding content-encoding alt-svc strict-transport-security".split()
+)
+_OWN_PREFIX = OWN_HEADER_PREFIX.encode()
+_SUBJECT = SUBJECT_HEADER.lower().encode()
+
+# The look-behind makes a failed run cost one step, not one for each of its characters.
+_BASE64_RUN = re.compile(rb"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{48,}")
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+
+
+class Slot(Enum):
+    """Where a mark was seen."""
+
+    HEADER = auto()
+    BASIC = auto()
+    TARGET = auto()
+    HIDDEN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A marker seen in `text`, which is the slot's content (decoded, for BASIC and HIDDEN)."""
+
+    slot: Slot
+    text: bytes
+    sighting: Sighting
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field line. `special` lines are all that framing, identity, the swap and the strippers need to look at."""
+
+    name: bytes
+    """Lower case."""
+    value: bytes
+    """Without surrounding white space."""
+    line: bytes
+    """As sent, without its CRLF."""
+    special: bool
+    ours: bool
+    """Named like one of our own fields: never passed on, in either direction."""
+    marks: tuple[Mark, ...] = ()
+
+
+def request_field(line: bytes) -> Field:
+    """A request's field line, with the markers in it. The line was validated: it has a colon, no CR, LF or NUL."""
+    return _remembered_request_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_request_field(line)
+
+
+def reply_field(line: bytes) -> Field:
+    """A reply's field line."""
+    return _remembered_reply_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_reply_field(line)
+
+
+def target_marks(target: bytes) -> list[Mark]:
+    """The markers in a request target."""
+    if b"%" not in target and len(target) < _SHORTEST_BASE64 and not has_marker(target):
+        return []
+    return [*(Mark(Slot.TARGET, target, seen) for seen in sightings(target)), *_hidden_marks(target)]
+
+
+def decode_basic(value: bytes) -> bytes | None:
+    """`user:password` of a Basic field (RFC 7617); the scheme in any case, base64 url-safe or unpadded, too."""
+    scheme, _, encoded = value.partition(b" ")
+    return _base64(encoded.strip()) if scheme.lower() == b"basic" else None
+
+
+_SHORTEST_BASE64: Final = 48
+
+
+def _judge_request_field(line: bytes) -> Field:
+    sent_name, _, padded_value = line.partition(b":")
+    name, value = sent_name.lower(), padded_value.strip(b" \t")
+    ours = name.startswith(_OWN_PREFIX) or name == _SUBJECT
+    marks = tuple(_field_marks(name, value))
+    # An underscore may be read as a hyphen further on, so such a line can be another spelling of a secret's slot.
+    special = bool(marks) or ours or name in _JUDGED_IN_REQUESTS or b"_" in name
+    return Field(name, value, line, special, ours, marks)
+
+
+def _judge_reply_field(line: bytes) -> Field:
+    sent_name, _, padded_value = line.partition(b":")
+    name, value = sent_name.lower(), padded_value.strip(b" \t")
+    ours = name.startswith(_OWN_PREFIX)
+    return Field(name, value, line, ours or name in _JUDGED_IN_REPLIES, ours)
+
+
+_remembered_request_field = lru_cache(maxsize=4096)(_judge_request_field)
+_remembered_reply_field = lru_cache(maxsize=4096)(_judge_reply_field)
+
+
+def _field_marks(name: bytes, value: bytes) -> Iterator[Mark]:
+    if name == b"proxy-authorization":  # the proxy's own slot: `decision` reads it
+        return
+    for part in (name, value):
+        yield from (Mark(Slot.HEADER if part is value else Slot.HIDDEN, part, seen) for seen in sightings(part))
+    basic = decode_basic(value) if name == b"authorization" else None
+    if basic is not None:
+        yield from (Mark(Slot.BASIC, basic, seen) for seen in sightings(basic))
+    yield from _hidden_marks(value if basic is None else basic)
+
+
+def _hidden_marks(text: bytes) -> Iterator[Mark]:
+    for decoded in _decodings(text):
+        yield from (Mark(Slot.HIDDEN, decoded, seen) for seen in sightings(decoded))
+
+
+def _decodings(text: bytes) -> Iterator[bytes]:
+    """`text` percent-decoded up to three times, base64-decoded once, and both nested. Only what differs from it.
+
+    A percent layer in which nothing new appears is left out: it would show the plain markers again.
+    """
+    seen_plain = sum(1 for _ in sightings(text))
+    layers = [text]
+    for layer in _percent_layers(text):
+        layers.append(layer)
+        if sum(1 for _ in sightings(layer)) != seen_plain:
+            yield layer
+    for layer in layers:
+        for run in _BASE64_RUN.findall(layer):
+            decoded = _base64(run)
+            if decoded is not None:
+                yield decoded
+                yield from _percent_layers(decoded)
+
+
+def _percent_layers(text: bytes) -> Iterator[bytes]:
+    for _ in range(MAX_PERCENT_LAYERS):
+        if b"%" not in text:
+            return
+        decoded = unquote_to_bytes(text)
+        if decoded == text:
+            return
+        yield decoded
+        text = decoded
+
+
+def _base64(run: bytes) -> bytes | None:
+    stripped = run.rstrip(b"=").translate(_URL_SAFE)
+    if len(stripped) % 4 == 1:  # one character too many: other readers drop it
+        stripped = stripped[:-1]
+    try:
+        return binascii.a2b_base64(stripped + b"=" * (-len(stripped) % 4))
+    except binascii.Error:
+        return None
