@@ -196,6 +196,7 @@ class Deployment:
     interception_ca: trustme.CA
     proxy_secret: str
     reverse_port: int
+    log_level: str = "debug"
     proxies: list[Proxy] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -255,7 +256,7 @@ class Deployment:
             "CA_KEY_FILE": str(self.folder / "interception-ca.key"),
             "UPSTREAM_CA_FILES": str(self.folder / "upstream-ca.pem"),
             "REVERSE_PATH_CREDENTIAL": "true",
-            "LOG_LEVEL": "debug",
+            "LOG_LEVEL": self.log_level,
         } | dict(settings)
         return clean_environment(**{f"COATCHECK_PROXY_{name}": value for name, value in own.items()})
 
@@ -325,7 +326,9 @@ def start_control_plane(folder: Path, **settings: str) -> tuple[Served, str]:
     return served.wait_until_listening(), admin_token
 
 
-def start_deployment(folder: Path, *, control_plane_settings: Mapping[str, str] | None = None) -> Deployment:
+def start_deployment(
+    folder: Path, *, log_level: str = "debug", control_plane_settings: Mapping[str, str] | None = None
+) -> Deployment:
     """A control plane and one proxy, each a process of its own."""
     upstream_ca, interception_ca = trustme.CA(), trustme.CA()
     upstream_ca.cert_pem.write_to_path(str(folder / "upstream-ca.pem"))
@@ -336,6 +339,7 @@ def start_deployment(folder: Path, *, control_plane_settings: Mapping[str, str] 
         folder,
         LISTEN=f"127.0.0.1:{port}",
         PROXY_BASE_URL=f"http://127.0.0.1:{reverse_port}",
+        LOG_LEVEL=log_level,
         **(control_plane_settings or {}),
     )
     api = ControlPlaneApi(f"http://127.0.0.1:{port}", admin_token)
@@ -348,6 +352,7 @@ def start_deployment(folder: Path, *, control_plane_settings: Mapping[str, str] 
         interception_ca,
         (folder / "proxy-secret").read_text(),
         reverse_port,
+        log_level,
     )
     try:
         deployment.start_proxy(reverse_port=reverse_port)

@@ -1,0 +1,171 @@
+"""The load generator: one closed loop per connection, the next request as soon as the reply is whole.
+
+The same one drives every row, so that ratios compare proxies and not generators. Runs as a process of its own, pinned
+to the core the proxy does not have: `python -m bench.load '<Plan as JSON>'` prints one `Measured` as JSON.
+
+Rule: only a whole 200 counts, and the origin answers 200 to nothing but the real key. One other answer, one broken
+connection, and the run fails: a fast refusal must never look like a fast swap.
+
+Hot path: epoll over plain non-blocking sockets, no event loop, no task, no future. OpenSSL reads and writes the socket
+itself, without memory BIOs between: with an event loop's TLS this end took three times as long as the proxy measured.
+"""
+
+import gc
+import json
+import os
+import re
+import select
+import socket
+import ssl
+import sys
+import time
+from array import array
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+ACCEPTED = b"HTTP/1.1 200"
+READ_BYTES = 65536
+CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send, where, and for how long."""
+
+    host: str
+    port: int
+    request: str
+    """One whole request without body, Latin-1."""
+    connections: int
+    warm_up_seconds: float
+    seconds: float
+    connect: str | None = None
+    """A whole CONNECT request, when the first hop is a forward proxy."""
+    server_name: str | None = None
+    """TLS to this name, after CONNECT if there is one; None for clear text."""
+    ca_file: str | None = None
+    watch_pids: list[int] = field(default_factory=list)
+    """Whose processor time is measured over the same window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    requests_per_second: float
+    p50_microseconds: float
+    p99_microseconds: float
+    requests: int
+    watched_cpu_share: float
+    """Of one core, 0 to 1 for a single-threaded program: well below 1 means the load, not the proxy, was the limit."""
+    cpu_microseconds_per_request: float
+
+
+class NotARunToCountError(Exception):
+    """Something else than a whole 200 came back."""
+
+
+class Lane:
+    """One connection, one request at a time."""
+
+    def __init__(self, sock: socket.socket, request: bytes) -> None:
+        self.sock = sock
+        self._request = request
+        self._pending = b""
+        self._sent_at = 0
+
+    def send(self) -> None:
+        self._sent_at = time.perf_counter_ns()
+        self.sock.send(self._request)
+
+    def receive(self, buffer: memoryview) -> int:
+        """Nanoseconds from request to whole reply, the next request sent; 0 while the reply is not whole."""
+        try:
+            count = self.sock.recv_into(buffer)
+        except (ssl.SSLWantReadError, BlockingIOError):  # a session ticket, or half a record
+            return 0
+        data = self._pending + bytes(buffer[:count])
+        head_end = data.find(b"\r\n\r\n")
+        length = CONTENT_LENGTH.search(data, 0, head_end + 2) if head_end > 0 else None
+        if not count or (head_end > 0 and length is None) or not data.startswith(ACCEPTED[: len(data)]):
+            raise NotARunToCountError(data[:400].decode("latin-1") or "connection closed")
+        if length is None or len(data) < head_end + 4 + int(length[1]):
+            self._pending = data
+            return 0
+        self._pending = b""
+        taken = time.perf_counter_ns() - self._sent_at
+        self.send()
+        return taken
+
+
+def measure(plan: Plan) -> Measured:
+    """Raises `NotARunToCountError`."""
+    context = ssl.create_default_context(cafile=plan.ca_file) if plan.server_name else None
+    lanes = {lane.sock.fileno(): lane for lane in (_open(plan, context) for _ in range(plan.connections))}
+    poll = select.epoll()
+    for descriptor, lane in lanes.items():
+        poll.register(descriptor, select.EPOLLIN)
+        lane.send()
+    _drive(poll, lanes, plan.warm_up_seconds)
+    gc.collect()
+    gc.disable()
+    before, started = _cpu_seconds(plan.watch_pids), time.perf_counter()
+    nanoseconds = _drive(poll, lanes, plan.seconds)
+    elapsed, used = time.perf_counter() - started, _cpu_seconds(plan.watch_pids) - before
+    if not nanoseconds:
+        raise NotARunToCountError("no reply at all")
+    return _summary(nanoseconds, elapsed, used)
+
+
+def _drive(poll: select.epoll, lanes: dict[int, Lane], seconds: float) -> "array[int]":
+    taken = array("q")
+    buffer = memoryview(bytearray(READ_BYTES))
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        for descriptor, _ in poll.poll(0.1):
+            if nanoseconds := lanes[descriptor].receive(buffer):
+                taken.append(nanoseconds)
+    return taken
+
+
+def _open(plan: Plan, context: ssl.SSLContext | None) -> Lane:
+    sock = socket.create_connection((plan.host, plan.port), timeout=10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if plan.connect is not None:
+        sock.sendall(plan.connect.encode("latin-1"))
+        answer = sock.recv(READ_BYTES)
+        if not answer.startswith(ACCEPTED) or not answer.endswith(b"\r\n\r\n"):
+            raise NotARunToCountError(f"CONNECT was answered {answer[:200]!r}")
+    if context is not None:
+        sock = context.wrap_socket(sock, server_hostname=plan.server_name)
+    sock.setblocking(False)
+    return Lane(sock, plan.request.encode("latin-1"))
+
+
+def _summary(nanoseconds: "array[int]", elapsed: float, cpu_seconds: float) -> Measured:
+    ordered = sorted(nanoseconds)
+    count = len(ordered)
+    return Measured(
+        requests_per_second=count / elapsed,
+        p50_microseconds=ordered[count // 2] / 1000,
+        p99_microseconds=ordered[min(count - 1, count * 99 // 100)] / 1000,
+        requests=count,
+        watched_cpu_share=cpu_seconds / elapsed,
+        cpu_microseconds_per_request=cpu_seconds / count * 1e6,
+    )
+
+
+def _cpu_seconds(pids: list[int]) -> float:
+    """User and system time so far (proc(5): fields 14 and 15 of `stat`)."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / CLOCK_TICKS_PER_SECOND
+
+
+def main() -> None:
+    print(json.dumps(asdict(measure(Plan(**json.loads(sys.argv[1]))))))
+
+
+if __name__ == "__main__":
+    main()

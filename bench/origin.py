@@ -1,0 +1,103 @@
+"""The server behind every row. It answers 200 only to the real key, so each timed request proves its own swap.
+
+nginx where it is installed (a fast origin leaves the shared core to the load generator), else a small server of our
+own; which one it was stands in the result, because the two are not comparable.
+
+Hot path of our own: no parsing beyond one `find` for the key; requests have no body, and one is in flight a connection.
+"""
+
+import asyncio
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from tests.support.processes import private_file
+
+REPLY_BYTES: Final = 1024
+
+
+def nginx_command() -> str | None:
+    """Debian installs it outside the PATH of ordinary users."""
+    return shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+
+
+def start_origin(folder: Path, *, key: str, clear_port: int, tls_port: int) -> "subprocess.Popen[bytes]":
+    """Serve on both ports. `folder` holds `origin.pem` (chain and key)."""
+    nginx = nginx_command()
+    if nginx is None:
+        plan = {"key": key, "clear_port": clear_port, "tls_port": tls_port, "pem": str(folder / "origin.pem")}
+        command = [sys.executable, "-m", "bench.origin", str(private_file(folder / "origin.json", json.dumps(plan)))]
+    else:
+        configuration = _nginx_origin(folder, key=key, clear_port=clear_port, tls_port=tls_port)
+        command = [nginx, "-p", str(folder), "-c", str(private_file(folder / "origin.conf", configuration))]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def nginx_preamble(folder: Path, name: str) -> str:
+    """What every nginx here has: one worker in the foreground, everything it writes under `folder`."""
+    paths = "".join(
+        f"  {kind}_temp_path {folder}/{name}-{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    return (
+        "daemon off;\nmaster_process off;\nworker_processes 1;\n"
+        f"pid {folder}/{name}.pid;\nerror_log {folder}/{name}.log;\n"
+        "events { worker_connections 4096; }\n"
+        f"http {{\n  access_log off;\n  keepalive_requests 100000000;\n  tcp_nodelay on;\n{paths}"
+    )
+
+
+def _nginx_origin(folder: Path, *, key: str, clear_port: int, tls_port: int) -> str:
+    return (
+        nginx_preamble(folder, "origin") + f"  server {{\n    listen 127.0.0.1:{clear_port};\n"
+        f"    listen 127.0.0.1:{tls_port} ssl;\n"
+        f"    ssl_certificate {folder}/origin.pem;\n    ssl_certificate_key {folder}/origin.pem;\n"
+        f'    location / {{\n      if ($http_authorization != "Bearer {key}") {{ return 401; }}\n'
+        f'      default_type application/json;\n      return 200 "{"x" * REPLY_BYTES}";\n    }}\n  }}\n}}\n'
+    )
+
+
+# --- our own ----------------------------------------------------------------------------------------------------------
+
+_ACCEPTED: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % REPLY_BYTES
+    + b"x" * REPLY_BYTES
+)
+_REFUSED: Final = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
+
+
+class Answers(asyncio.Protocol):
+    def __init__(self, key: bytes) -> None:
+        self._expected = b": Bearer " + key + b"\r\n"
+        self._pending = b""
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._pending:
+            data = self._pending + data
+        if not data.endswith(b"\r\n\r\n"):
+            self._pending = data
+            return
+        self._pending = b""
+        self._transport.write(_ACCEPTED if self._expected in data else _REFUSED)
+
+
+async def _serve(plan: dict[str, Any]) -> None:
+    loop, key = asyncio.get_running_loop(), plan["key"].encode()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(plan["pem"])
+    await loop.create_server(lambda: Answers(key), "127.0.0.1", plan["clear_port"], backlog=1024)
+    await loop.create_server(lambda: Answers(key), "127.0.0.1", plan["tls_port"], backlog=1024, ssl=context)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(json.loads(Path(sys.argv[1]).read_text())))
