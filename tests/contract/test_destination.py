@@ -378,7 +378,7 @@ def test_a_plain_path_never_climbs(raw_path: str) -> None:
         "/%" + "25" * 9 + "2e",
     ],
 )
-@pytest.mark.guards(FILE, "for _ in range(_MAX_DECODINGS + 1):", "for _ in range(1):")
+@pytest.mark.guards(FILE, r'in decoded.replace(b"\\", b"/").split(b"/")', 'in decoded.split(b"/")')
 def test_a_reverse_route_sees_dot_segments_in_every_encoding(raw_path: str) -> None:
     assert climbs(raw_path)
 
