@@ -105,7 +105,7 @@ def _judge_request_field(line: bytes) -> Field:
     sent_name, _, padded_value = line.partition(b":")
     name, value = sent_name.lower(), padded_value.strip(b" \t")
     ours = name.startswith(_OWN_PREFIX) or name == _SUBJECT
-    marks = tuple(_field_marks(name, value))
+    marks = tuple(_field_marks(sent_name, value))
     # An underscore may be read as a hyphen further on, so such a line can be another spelling of a secret's slot.
     special = bool(marks) or ours or name in _JUDGED_IN_REQUESTS or b"_" in name
     return Field(name, value, line, special, ours, marks)
@@ -122,15 +122,19 @@ _remembered_request_field = lru_cache(maxsize=4096)(_judge_request_field)
 _remembered_reply_field = lru_cache(maxsize=4096)(_judge_reply_field)
 
 
-def _field_marks(name: bytes, value: bytes) -> Iterator[Mark]:
+def _field_marks(sent_name: bytes, value: bytes) -> Iterator[Mark]:
+    name = sent_name.lower()
     if name == b"proxy-authorization":  # the proxy's own slot: `decision` reads it
         return
-    for part in (name, value):
-        yield from (Mark(Slot.HEADER if part is value else Slot.HIDDEN, part, seen) for seen in sightings(part))
+    yield from (Mark(Slot.HIDDEN, sent_name, seen) for seen in sightings(sent_name))
+    yield from _hidden_marks(sent_name)
+    yield from (Mark(Slot.HEADER, value, seen) for seen in sightings(value))
     basic = decode_basic(value) if name == b"authorization" else None
     if basic is not None:
         yield from (Mark(Slot.BASIC, basic, seen) for seen in sightings(basic))
-    yield from _hidden_marks(value if basic is None else basic)
+        yield from _hidden_marks(basic)
+    # What decodes to the Basic credentials themselves was just seen, in a slot that a credential may declare.
+    yield from (mark for mark in _hidden_marks(value) if basic is None or mark.text not in basic)
 
 
 def _hidden_marks(text: bytes) -> Iterator[Mark]:
@@ -151,10 +155,12 @@ def _decodings(text: bytes) -> Iterator[bytes]:
             yield layer
     for layer in layers:
         for run in _BASE64_RUN.findall(layer):
-            decoded = _base64(run)
-            if decoded is not None:
-                yield decoded
-                yield from _percent_layers(decoded)
+            # What precedes it may be of the alphabet too ('/'), so where the encoding begins is unknown.
+            for offset in range(4):
+                decoded = _base64(run[offset:])
+                if decoded is not None:
+                    yield decoded
+                    yield from _percent_layers(decoded)
 
 
 def _percent_layers(text: bytes) -> Iterator[bytes]:

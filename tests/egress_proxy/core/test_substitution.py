@@ -1,0 +1,108 @@
+"""The head that goes upstream, and the one that comes back: hygiene first, the secret last."""
+
+import pytest
+
+from control_plane.contract.destination import Endpoint
+from control_plane.contract.placement import HeaderPlacement
+from egress_proxy.core.http1 import Framing, parse_request_head, parse_response_head
+from egress_proxy.core.substitution import render_request, render_response
+from tests.egress_proxy.core.world import ALICE, SECRET, World, ask, head_of, sent, tunnel_to
+
+SUBSTITUTION = "egress_proxy/core/substitution.py"
+URL = "https://api.test"
+
+
+def rendered(*lines: str) -> list[bytes]:
+    head = parse_request_head(head_of("GET / HTTP/1.1", *lines))
+    raw = render_request(head, endpoint=Endpoint("https", "api.test", 443), target=b"/", swaps=())
+    return raw.split(b"\r\n")[2:-2]
+
+
+def swapped(placement: HeaderPlacement, *lines: str) -> list[bytes]:
+    world = World()
+    placeholder = world.credential(ALICE, URL, placements=(placement,))
+    raw = head_of("GET / HTTP/1.1", *(line.format(placeholder=placeholder) for line in lines))
+    return sent(ask(raw, tunnel_to(URL, world.proxy_credential(ALICE)), world)).split(b"\r\n")[2:-2]
+
+
+@pytest.mark.guards(
+    SUBSTITUTION, "    if field.ours or name in HOP_BY_HOP or name in removed", "    if name in removed"
+)
+def test_hop_by_hop_fields_and_our_own_are_not_forwarded() -> None:
+    lines = rendered(
+        "Connection: keep-alive, X-Mine",
+        "Keep-Alive: 5",
+        "Proxy-Connection: x",
+        "Proxy-Authorization: Basic eA==",
+        "TE: trailers",
+        "Trailer: x",
+        "Upgrade: h2c",
+        "HTTP2-Settings: x",
+        "X-Mine: 1",
+        "Coatcheck-Anything: 1",
+        "X-SH-Subject: alice",
+        "X-Kept: 1",
+    )
+
+    assert lines == [b"X-Kept: 1"]
+
+
+def test_fields_keep_their_order_spelling_and_repetition() -> None:
+    assert rendered("X-A: 1", "x-b: 2", "X-A:3", "Accept-Encoding: br") == [
+        b"X-A: 1",
+        b"x-b: 2",
+        b"X-A:3",
+        b"Accept-Encoding: br",
+    ]
+
+
+def test_a_connection_field_cannot_strip_the_secret() -> None:
+    lines = swapped(HeaderPlacement("x-api-key"), "Connection: x-api-key", "X-Api-Key: {placeholder}")
+
+    assert f"X-Api-Key: {SECRET}".encode() in lines
+
+
+@pytest.mark.guards(SUBSTITUTION, 'name.replace(b"_", b"-") in slots', "name in slots")
+def test_every_other_spelling_of_the_slot_is_removed() -> None:
+    lines = swapped(
+        HeaderPlacement("x-api-key"),
+        "X_Api_Key: mine",
+        "x-api_key: mine",
+        "X-Api-Key: {placeholder}",
+        "X-Other_Key: kept",
+    )
+
+    assert [line for line in lines if b"mine" in line] == []
+    assert b"X-Other_Key: kept" in lines
+
+
+@pytest.mark.guards(
+    SUBSTITUTION,
+    '    if swaps:\n        lines.append(b"Accept-Encoding: identity")',
+    '    if False:\n        lines.append(b"")',
+)
+def test_a_swapped_request_asks_for_an_uncompressed_reply() -> None:
+    lines = swapped(HeaderPlacement("x-api-key"), "Accept-Encoding: gzip, br", "X-Api-Key: {placeholder}")
+
+    assert [line for line in lines if line.lower().startswith(b"accept-encoding")] == [b"Accept-Encoding: identity"]
+
+
+def test_framing_is_untouched_by_a_swap() -> None:
+    lines = swapped(HeaderPlacement("x-api-key"), "Content-Length: 7", "X-Api-Key: {placeholder}")
+
+    assert [line for line in lines if b"ength" in line or b"ncoding: chunked" in line] == [b"Content-Length: 7"]
+
+
+def test_a_replys_own_fields_and_detours_are_not_passed_back() -> None:
+    raw = (
+        b"HTTP/1.1 200 Fine\r\nCoatcheck-Refusal: forged\r\nAlt-Svc: h3=x\r\nStrict-Transport-Security: x\r\n"
+        b"Set-Cookie: a=1\r\nSet-Cookie: b=2; Expires=Wed, 01 Jan 2031\r\nConnection: x-hop\r\nX-Hop: 1\r\n"
+        b"Transfer-Encoding: chunked\r\nTrailer: x\r\n\r\n"
+    )
+
+    head = parse_response_head(raw, request_method="GET")
+
+    assert render_response(head, framing=Framing.CHUNKED, close=True) == (
+        b"HTTP/1.1 200 Fine\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2; Expires=Wed, 01 Jan 2031\r\n"
+        b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )
