@@ -513,14 +513,9 @@ def _check_expiry(resolved: Resolved, token: GenuineToken, caller: Caller, endpo
 
 
 def _admit_swap(binding: Binding, endpoint: Endpoint, method: str, raw_path: str, now: float) -> bool:
-    if not any(d.endpoint == endpoint for d in binding.destinations):
-        if endpoint.scheme == "http" and any(d.endpoint.host == endpoint.host for d in binding.destinations):
-            _refuse_plaintext()
-        _refuse(
-            RefusalCode.DESTINATION_DENIED,
-            "The placeholder's credential is not for this destination.",
-            "See 'coatcheck credential show' for the destinations it has.",
-        )
+    here = [d.endpoint.scheme for d in binding.destinations if d.endpoint.host == endpoint.host]
+    if endpoint.scheme == "http" and here and "http" not in here:
+        _refuse_plaintext()
     return _admit(binding.destinations, binding.scopes, endpoint, method, raw_path, now)
 
 
@@ -535,8 +530,18 @@ def _admit(
     """One destination and one grant must admit endpoint, path and method; returns whether private is fine."""
     here = [d for d in destinations if d.endpoint == endpoint]
     live = [scope for scope in scopes if scope.is_live(now) and scope.admits_endpoint(endpoint)]
-    if not here or not live:
-        _refuse(RefusalCode.DESTINATION_DENIED, "No grant of this caller is for this destination (any more).")
+    if not here:
+        _refuse(
+            RefusalCode.DESTINATION_DENIED,
+            "The credential is not for this destination.",
+            "See 'coatcheck credential show' for the destinations it has.",
+        )
+    if not live:
+        _refuse(
+            RefusalCode.DESTINATION_DENIED,
+            "No grant of this caller is for this destination (any more).",
+            "See 'coatcheck grant list'.",
+        )
     on_path = [d for d in here if d.admits_path(raw_path)]
     in_path = [scope for scope in live if scope.admits_path(raw_path)]
     if not on_path or not in_path:

@@ -169,8 +169,6 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     if not verdict.complete or match is None or match[2] < b"100":
         raise UpstreamProtocolError("the reply is not HTTP/1.1")
     minor_version, status, reason = match[1], int(match[2]), match[3] or b""
-    if status == 101:
-        raise UpstreamProtocolError("the upstream switched protocols unasked")
     fields = [reply_field(field_line) for field_line in field_lines.split(b"\r\n") if field_line]
     if len(fields) > MAX_HEADERS:
         raise UpstreamProtocolError("the reply has too many fields")
