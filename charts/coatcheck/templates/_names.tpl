@@ -1,0 +1,47 @@
+{{/* Names and labels. */}}
+
+{{- define "coatcheck.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A component's object name. Takes (list root component). */}}
+{{- define "coatcheck.component" -}}
+{{- printf "%s-%s" (include "coatcheck.fullname" (first .)) (last .) -}}
+{{- end -}}
+
+{{/* What never changes during an upgrade. Takes (list root component). */}}
+{{- define "coatcheck.selectorLabels" -}}
+app.kubernetes.io/name: {{ default (first .).Chart.Name (first .).Values.nameOverride }}
+app.kubernetes.io/instance: {{ (first .).Release.Name }}
+app.kubernetes.io/component: {{ last . }}
+{{- end -}}
+
+{{/* Takes (list root component). */}}
+{{- define "coatcheck.labels" -}}
+{{ include "coatcheck.selectorLabels" . }}
+app.kubernetes.io/version: {{ (first .).Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: coatcheck
+app.kubernetes.io/managed-by: {{ (first .).Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version }}
+{{- end -}}
+
+{{/* A component's URL inside the cluster. Takes (list root component port). */}}
+{{- define "coatcheck.url" -}}
+{{- $root := first . -}}
+{{- printf "https://%s.%s.svc:%d" (include "coatcheck.component" (list $root (index . 1))) $root.Release.Namespace (int (last .)) -}}
+{{- end -}}
+
+{{- define "coatcheck.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ default $.Chart.AppVersion .tag }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
