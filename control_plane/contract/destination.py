@@ -66,6 +66,7 @@ def is_ip_literal(host: str) -> bool:
     return ":" in host or bool(_ALL_NUMERIC.fullmatch(host))
 
 
+@lru_cache(maxsize=4096)
 def authority(host: str, port: int, scheme: str) -> str:
     """`host[:port]` as a `Host` header has it: brackets for IPv6, the default port left out."""
     shown = f"[{host}]" if ":" in host else host
@@ -190,6 +191,8 @@ def is_plain_path(raw_path: str) -> bool:
 
 def climbs(raw_path: str) -> bool:
     """Whether the path holds a dot-dot segment in any encoding: it could leave the prefix a reverse route adds."""
+    if "." not in raw_path and "%" not in raw_path:
+        return False
     decoded = raw_path.encode("latin-1", "replace")
     for _ in range(_MAX_DECODINGS + 1):
         if any(segment.split(b";", 1)[0] in (b".", b"..") for segment in decoded.replace(b"\\", b"/").split(b"/")):

@@ -35,7 +35,7 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import Ask, AskCaller, AskPlaceholder, AskPolicy, Binding, Policy, Refused, Route
 from egress_proxy.core.fields import Mark, Slot, decode_basic
 from egress_proxy.core.http1 import RequestHead
-from egress_proxy.core.substitution import FoundMark, Swap, find_marks, names_own_host, placement_of
+from egress_proxy.core.substitution import REFERRERS, FoundMark, Swap, find_marks, names_host, placement_of
 from egress_proxy.core.view import CacheView, Resolved
 
 MAX_AUDITED_PATH_BYTES: Final = 256
@@ -64,7 +64,10 @@ class Connection:
     path_credential_allowed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+# What a decision is made of is built for every request, and so not frozen: freezing doubles what building costs.
+
+
+@dataclass(slots=True)
 class Tunnel:
     """A CONNECT that may be answered with 200 and intercepted."""
 
@@ -73,7 +76,7 @@ class Tunnel:
     proxy_credential: GenuineToken
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forward:
     """A request that may go. Empty `swaps`: it goes without a credential."""
 
@@ -88,18 +91,21 @@ class Forward:
     bindings: tuple[Binding, ...]
     route: str | None
     """The reverse route's name."""
-    path: str
-    """For the audit trail."""
+
+    @property
+    def path(self) -> str:
+        """For the audit trail."""
+        return audited_path(self.target)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resolve:
     """Ask this, then decide again."""
 
     ask: Ask
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refuse:
     """A "no", with what is known about the request for the audit trail."""
 
@@ -107,6 +113,7 @@ class Refuse:
     caller: Caller | None = None
     endpoint: Endpoint | None = None
     path: str = ""
+    """For the audit trail."""
     binding: Binding | None = None
 
 
@@ -118,12 +125,12 @@ class _AskFirst(Exception):  # noqa: N818 (not an error: the decision needs one 
 class _Facts:
     """What has been established so far: the trail's half of a refusal."""
 
-    __slots__ = ("binding", "caller", "endpoint", "path")
+    __slots__ = ("binding", "caller", "endpoint", "target")
 
     def __init__(self) -> None:
         self.caller: Caller | None = None
         self.endpoint: Endpoint | None = None
-        self.path = ""
+        self.target = b""
         self.binding: Binding | None = None
 
 
@@ -152,7 +159,7 @@ def decide_connect(head: RequestHead, connection: Connection, view: CacheView, n
     except _AskFirst as question:
         return Resolve(question.ask)
     except RefusedError as refused:
-        return Refuse(refused.refusal, facts.caller, facts.endpoint, facts.path, facts.binding)
+        return Refuse(refused.refusal, facts.caller, facts.endpoint, audited_path(facts.target), facts.binding)
 
 
 def decide(head: RequestHead, connection: Connection, view: CacheView, now: float) -> Forward | Resolve | Refuse:
@@ -166,7 +173,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
 
         # (2) Where the request says it goes (reverse mode knows only after it knows the caller).
         endpoint = None if connection.mode is Mode.REVERSE else _forward_endpoint(head, connection)
-        facts.endpoint, facts.path = endpoint, audited_path(head.target)
+        facts.endpoint, facts.target = endpoint, head.target
 
         # (3) Who is asking?
         _, caller = _identify(head, connection, view, now, path_credential=path_credential)
@@ -180,13 +187,13 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             route, origin_target = _reverse_route(head.target, policy)
             facts.endpoint = endpoint = route.destinations[0].endpoint
         raw_path = origin_target.partition(b"?")[0].decode("latin-1")
-        facts.path = audited_path(origin_target)
+        facts.target = origin_target
 
         # (5) The placeholders in its head. None: it goes bare, if its destination is allowed at all.
         marks = find_marks(head)
         if not marks:
             allow_private = _admit_bare(policy, endpoint, head.method, raw_path, now)
-            return Forward(caller, endpoint, allow_private, origin_target, head, (), (), _name(route), facts.path)
+            return Forward(caller, endpoint, allow_private, origin_target, head, (), (), _name(route))
 
         # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
         swaps: list[Swap] = []
@@ -209,20 +216,12 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         if len(swaps) > 1 and not _are_apart(swaps, bindings):
             _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
         return Forward(
-            caller,
-            endpoint,
-            allow_private,
-            origin_target,
-            head,
-            tuple(swaps),
-            tuple(bindings),
-            _name(route),
-            facts.path,
+            caller, endpoint, allow_private, origin_target, head, tuple(swaps), tuple(bindings), _name(route)
         )
     except _AskFirst as question:
         return Resolve(question.ask)
     except RefusedError as refused:
-        return Refuse(refused.refusal, facts.caller, facts.endpoint, facts.path, facts.binding)
+        return Refuse(refused.refusal, facts.caller, facts.endpoint, audited_path(facts.target), facts.binding)
 
 
 def audited_path(target: bytes) -> str:
@@ -258,7 +257,7 @@ def _split_path_credential(
 
 def _without_traces_of_the_proxy(head: RequestHead, target: bytes) -> RequestHead:
     """`Referer` and `Origin` that name the proxy itself, and its path credential, tell the upstream about us."""
-    own = [field for field in head.special if names_own_host(field, head.host or b"")]
+    own = [field for field in head.special if field.name in REFERRERS and names_host(field, head.host or b"")]
     if not own and target is head.target:
         return head
     return replace(

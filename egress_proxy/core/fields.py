@@ -75,14 +75,22 @@ class Field:
     marks: tuple[Mark, ...] = ()
 
 
-def request_field(line: bytes) -> Field:
-    """A request's field line, with the markers in it. The line was validated: it has a colon, no CR, LF or NUL."""
-    return _remembered_request_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_request_field(line)
+def request_fields(block: bytes) -> list[Field]:
+    """A request's field lines, with the markers in each. The block is valid: one field a line, no bare CR or LF."""
+    return [
+        _remembered_request_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_request_field(line)
+        for line in block.split(b"\r\n")
+        if line
+    ]
 
 
-def reply_field(line: bytes) -> Field:
-    """A reply's field line."""
-    return _remembered_reply_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_reply_field(line)
+def reply_fields(block: bytes) -> list[Field]:
+    """A reply's field lines."""
+    return [
+        _remembered_reply_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_reply_field(line)
+        for line in block.split(b"\r\n")
+        if line
+    ]
 
 
 def target_marks(target: bytes) -> list[Mark]:

@@ -15,7 +15,7 @@ from typing import Final
 import httptools
 
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from egress_proxy.core.fields import Field, reply_field, request_field
+from egress_proxy.core.fields import Field, reply_fields, request_fields
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_REQUEST_LINE_BYTES: Final = 16_384
@@ -107,9 +107,7 @@ def parse_request_head(raw: bytes) -> RequestHead:
         verdict.complete = False
     if not verdict.complete:
         raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "The head is not unambiguous HTTP/1.1.")
-    fields = [
-        request_field(field_line) for field_line in raw[line_end + 2 : -len(HEAD_END)].split(b"\r\n") if field_line
-    ]
+    fields = request_fields(raw[line_end + 2 : -len(HEAD_END)])
     if len(fields) > MAX_HEADERS:
         raise _refused(RefusalCode.HEADERS_TOO_LARGE, f"The head has more than {MAX_HEADERS} fields.")
 
@@ -169,7 +167,7 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     if not verdict.complete or match is None or match[2] < b"100":
         raise UpstreamProtocolError("the reply is not HTTP/1.1")
     minor_version, status, reason = match[1], int(match[2]), match[3] or b""
-    fields = [reply_field(field_line) for field_line in field_lines.split(b"\r\n") if field_line]
+    fields = reply_fields(field_lines)
     if len(fields) > MAX_HEADERS:
         raise UpstreamProtocolError("the reply has too many fields")
 
@@ -196,7 +194,11 @@ def connection_tokens(value: bytes) -> set[bytes]:
 
 def nominated(fields: list[Field]) -> frozenset[bytes]:
     """Every field that this message's Connection fields declare hop-by-hop."""
-    return frozenset().union(*(connection_tokens(field.value) for field in fields if field.name == b"connection"))
+    named: frozenset[bytes] = frozenset()
+    for field in fields:
+        if field.special and field.name == b"connection":
+            named |= connection_tokens(field.value)
+    return named
 
 
 class _Verdict:

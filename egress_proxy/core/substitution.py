@@ -15,14 +15,14 @@ from control_plane.contract.placeholder import GenuineToken
 from control_plane.contract.placement import BasicPlacement, HeaderPlacement, Placement, QueryPlacement
 from control_plane.contract.secret import Secret
 from egress_proxy.core.fields import HOP_BY_HOP, Field, Mark, Slot, target_marks
-from egress_proxy.core.http1 import HEAD_END, Framing, RequestHead, ResponseHead, nominated
+from egress_proxy.core.http1 import Framing, RequestHead, ResponseHead, nominated
 
 _PASSWORDS_BESIDE_A_TOKEN_USER = frozenset(("", "x-oauth-basic"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Swap:
-    """One secret and the one place it goes to."""
+    """One secret and the one place it goes to. (Not frozen, as one is built for every request.)"""
 
     placement: Placement
     field: Field | None
@@ -54,12 +54,16 @@ def placement_of(found: FoundMark, token: GenuineToken, placements: tuple[Placem
 def _fills(found: FoundMark, token: GenuineToken, placement: Placement) -> bool:
     mark, field = found
     match placement:
-        case HeaderPlacement(prefix=prefix, suffix=suffix):
-            if mark.slot is not Slot.HEADER or field is None or field.name.decode("latin-1") != placement.name:
+        case HeaderPlacement():
+            prefix, suffix = placement.prefix, placement.suffix
+            if mark.slot is not Slot.HEADER or field is None or field.name != placement.name.encode():
                 return False
-            value = mark.text.decode("latin-1")
             # RFC 9110 §11.1: the scheme before the token is case-insensitive. The token itself never is.
-            return value[len(prefix) :] == token.text + suffix and value[: len(prefix)].lower() == prefix.lower()
+            begin = len(prefix)
+            return (
+                mark.text[begin:] == (token.text + suffix).encode()
+                and mark.text[:begin].lower() == prefix.lower().encode()
+            )
         case BasicPlacement():
             if mark.slot is not Slot.BASIC:
                 return False
@@ -110,17 +114,14 @@ def render_request(head: RequestHead, *, endpoint: Endpoint, target: bytes, swap
     The result holds the secret: write it, and keep it nowhere.
     """
     removed = nominated(head.special)
-    slots = frozenset(_slot_name(swap.placement) for swap in swaps)
-    dropped = [field for field in head.special if _is_dropped(field, removed, slots)]
+    slots = frozenset([_slot_name(swap.placement) for swap in swaps])
     lines = [
         b"%b %b HTTP/1.1" % (head.method.encode(), _swapped_target(target, swaps)),
         b"Host: " + authority(endpoint.host, endpoint.port, endpoint.scheme).encode(),
-        *(
-            field.line
-            for field in head.fields
-            if not (field.special and field in dropped) and field.name not in removed
-        ),
     ]
+    lines += [field.line for field in head.fields if not (field.special and _is_dropped(field, slots))]
+    if removed:
+        lines[2:] = [line for line in lines[2:] if line.partition(b":")[0].lower() not in removed]
     if head.framing is Framing.CHUNKED:
         lines.append(b"Transfer-Encoding: chunked")
     if swaps:
@@ -129,12 +130,13 @@ def render_request(head: RequestHead, *, endpoint: Endpoint, target: bytes, swap
         if swap.field is not None:
             sent_name = swap.field.line.partition(b":")[0]
             lines.append(b"%b: %b" % (sent_name, wire_value(swap.placement, swap.secret)))
-    return b"\r\n".join(lines) + HEAD_END
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)
 
 
-def _is_dropped(field: Field, removed: frozenset[bytes], slots: frozenset[bytes]) -> bool:
+def _is_dropped(field: Field, slots: frozenset[bytes]) -> bool:
     name = field.name
-    if field.ours or name in HOP_BY_HOP or name in removed or name in (b"host", b"transfer-encoding"):
+    if field.ours or name in HOP_BY_HOP or name in (b"host", b"transfer-encoding"):
         return True
     # Every spelling of a slot that is about to be set goes (`X_Api_Key`), and with it any second value.
     return bool(slots) and (name == b"accept-encoding" or name.replace(b"_", b"-") in slots)
@@ -167,11 +169,12 @@ def _with_parameter(target: bytes, placement: QueryPlacement, secret: Secret) ->
     return path + b"?" + b"&".join(pairs)
 
 
-def names_own_host(field: Field, own_host: bytes) -> bool:
-    """Reverse mode: whether this is a `Referer` or `Origin` that names the proxy itself, and so is dropped."""
-    if field.name not in (b"referer", b"origin"):
-        return False
-    _, found, rest = field.value.lower().partition(b"//" + own_host.lower())
+REFERRERS: Final = frozenset((b"referer", b"origin"))
+
+
+def names_host(field: Field, host: bytes) -> bool:
+    """Whether the URL in this field is one of `host` (a `Host` field's value)."""
+    _, found, rest = field.value.lower().partition(b"//" + host.lower())
     return bool(found) and rest[:1] in (b"", b"/", b"?", b"#")
 
 
@@ -183,14 +186,16 @@ def render_response(head: ResponseHead, *, framing: Framing, close: bool) -> byt
     """The reply's head as the client gets it, still to be scrubbed. `framing` is how its body goes to the client."""
     removed = nominated(head.fields)
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
-    for field in head.fields:
-        if field.special and (field.ours or field.name in HOP_BY_HOP or field.name in _NOT_PASSED_BACK):
-            continue
-        if removed and field.name in removed:
-            continue
-        lines.append(field.line)
+    lines += [field.line for field in head.fields if not (field.special and _is_not_passed_back(field))]
+    if removed:
+        lines[1:] = [line for line in lines[1:] if line.partition(b":")[0].lower() not in removed]
     if framing is Framing.CHUNKED:
         lines.append(b"Transfer-Encoding: chunked")
     if close:
         lines.append(b"Connection: close")
-    return b"\r\n".join(lines) + HEAD_END
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)
+
+
+def _is_not_passed_back(field: Field) -> bool:
+    return field.ours or field.name in HOP_BY_HOP or field.name in _NOT_PASSED_BACK
