@@ -7,6 +7,8 @@ import pytest
 
 from tests.mutants.guards import Guard, guards_of, write_guards
 
+pytest_plugins = ("tests.support.client_table", "tests.support.fixtures")
+
 GUARDS = pytest.StashKey[list[Guard]]()
 
 AMBIENT = (

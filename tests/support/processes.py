@@ -19,12 +19,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import trustme
 
 from tests.support.api import ControlPlaneApi, RuntimeClient, Ticket
 from tests.support.raw_client import Line, connected, dial, tunnel
+
+T = TypeVar("T")
 
 COMMAND: Final = Path(sys.executable).parent / "coatcheck"
 START_SECONDS: Final = 40.0
@@ -362,7 +364,7 @@ def start_deployment(
     return deployment
 
 
-def wait_for(fact: Callable[[], Any], *, timeout_seconds: float = 10) -> Any:
+def wait_for(fact: Callable[[], T | None], *, timeout_seconds: float = 10) -> T:
     """Wait until `fact()` is true, and give it back. Raises `TimeoutError`."""
     deadline = time.monotonic() + timeout_seconds
     while not (found := fact()):

@@ -289,7 +289,7 @@ class Upstream:
     def open_connections(self) -> list[Connection]:
         return [connection for connection in list(self.connections) if connection.closed_at is None]
 
-    def wait_for(self, fact: Callable[["Upstream"], T], *, timeout_seconds: float = 10) -> T:
+    def wait_for(self, fact: Callable[["Upstream"], T | None], *, timeout_seconds: float = 10) -> T:
         """Wait until `fact(upstream)` is true, and give it back. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout_seconds
         while not (found := fact(self)):

@@ -1,0 +1,1 @@
+"""The whole path, with separate processes and with clients nobody here wrote."""
