@@ -26,8 +26,8 @@ from control_plane.contract.destination import (
 
 FILE = "control_plane/contract/destination.py"
 
-labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True).filter(lambda label: label[2:4] != "--")
-names = st.lists(labels, min_size=1, max_size=4).map(".".join).filter(lambda name: not name[-1].isdigit())
+labels = st.from_regex(r"[a-z]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
+names = st.lists(labels, min_size=1, max_size=4).map(".".join)
 ipv4 = st.ip_addresses(v=4).map(str)
 ipv6 = st.ip_addresses(v=6).map(str)
 hosts = names | ipv4 | ipv6

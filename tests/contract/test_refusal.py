@@ -20,7 +20,7 @@ STATUSES = {
     403: """unknown_placeholder expired_placeholder revoked_placeholder caller_mismatch destination_denied
         destination_private plaintext_credential placement_denied method_denied path_denied direct_not_allowed
         foreign_credential forbidden""",
-    404: "session_not_found credential_not_found",
+    404: "session_not_found credential_not_found not_found",
     405: "method_not_allowed",
     408: "request_timeout",
     409: "session_busy turn_in_progress turn_not_running",

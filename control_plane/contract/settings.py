@@ -1,0 +1,41 @@
+"""Names of settings, one rule for every component: a `COATCHECK_*` name nobody knows stops the start.
+
+Rule: a misspelt setting that is silently ignored looks, from outside, exactly like one that works. Settings of other
+components may stand in the same environment; variables that Kubernetes adds for each Service are not settings.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+CONTROL_PLANE_PREFIX: Final = "COATCHECK_CONTROL_PLANE_"
+PROXY_PREFIX: Final = "COATCHECK_PROXY_"
+RUNTIME_PREFIX: Final = "COATCHECK_RUNTIME_"
+
+_OURS: Final = "COATCHECK_"
+_COMPONENTS: Final = (CONTROL_PLANE_PREFIX, PROXY_PREFIX, RUNTIME_PREFIX)
+_OF_THE_COMMAND_LINE: Final = frozenset({"COATCHECK_HOME"})
+_SERVICE_LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+
+
+class UnknownSettingError(ValueError):
+    """An environment variable that looks like a setting and is not."""
+
+
+def refuse_unknown_settings(environment: Mapping[str, str], *, prefix: str, names: Iterable[str]) -> None:
+    """Raises `UnknownSettingError`, with the name that was probably meant. `names` are a component's fields."""
+    known = [prefix + name.upper() for name in names]
+    others = tuple(other for other in _COMPONENTS if other != prefix)
+    for name in sorted(environment):
+        if not name.startswith(_OURS) or name.startswith(others) or name in known:
+            continue
+        if name in _OF_THE_COMMAND_LINE or _is_service_link(name, environment[name]):
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        raise UnknownSettingError(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """What Kubernetes adds for every Service it knows, also for one that is called coatcheck-runtime."""
+    return bool(_SERVICE_LINK.search(name)) or ("_PORT" in name and value.startswith(("tcp://", "udp://")))

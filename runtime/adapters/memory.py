@@ -1,0 +1,114 @@
+"""What the runtime remembers: conversations and placeholders, in this process and nowhere else.
+
+Rule: everything is kept by its owner and bounded. Placeholders are written nowhere, and are gone with the process.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from control_plane.contract.caller import SessionId
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from runtime.core.subject import Owner
+from runtime.core.turn import Conversation, Placeholder
+from runtime.ports import HeldSession
+
+MAX_SESSIONS: Final = 10_000
+RENEW_BEFORE_SECONDS: Final = 60.0
+"""A placeholder nearer to its end than this is not begun a turn with."""
+
+Clock = Callable[[], float]
+"""Unix seconds."""
+
+
+@dataclass(slots=True)
+class _Session:
+    owner: Owner
+    ends_at: float
+    conversation: Conversation = field(default_factory=Conversation)
+    is_held: bool = False
+
+
+class SessionsInMemory:
+    """See `runtime.ports.Sessions`. When full, the session that was idle longest is forgotten."""
+
+    def __init__(self, *, clock: Clock, capacity: int = MAX_SESSIONS) -> None:
+        self._clock = clock
+        self._capacity = capacity
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+
+    def owner(self, session: str) -> Owner | None:
+        known = self._alive(session)
+        return known.owner if known else None
+
+    @contextmanager
+    def hold(self, session: SessionId, *, owner: Owner, ends_at: float) -> Iterator[HeldSession]:
+        known = self._alive(session) or self._begin(session, owner, ends_at)
+        if known.owner != owner:
+            raise RefusedError(
+                Refusal(RefusalCode.SESSION_NOT_FOUND, detail="there is no such session", hint="open one")
+            )
+        if known.is_held:
+            raise RefusedError(
+                Refusal(
+                    RefusalCode.SESSION_BUSY,
+                    detail="a turn of this session is under way",
+                    hint="wait for its answer",
+                    retry_after_seconds=1,
+                )
+            )
+        known.is_held, held = True, HeldSession(known.conversation)
+        self._sessions.move_to_end(session)
+        try:
+            yield held
+        finally:
+            known.is_held, known.conversation = False, held.conversation
+
+    def _alive(self, session: str) -> _Session | None:
+        known = self._sessions.get(session)
+        return None if known is None or self._is_over(known) else known
+
+    def _is_over(self, known: _Session) -> bool:
+        return self._clock() >= known.ends_at and not known.is_held
+
+    def _begin(self, session: str, owner: Owner, ends_at: float) -> _Session:
+        for ended in [other for other, known in self._sessions.items() if self._is_over(known)]:
+            del self._sessions[ended]
+        idle = (other for other, known in self._sessions.items() if not known.is_held)
+        if len(self._sessions) >= self._capacity and (oldest := next(idle, None)) is not None:
+            del self._sessions[oldest]
+        begun = self._sessions[session] = _Session(owner, ends_at)
+        return begun
+
+
+class ExchangesPlaceholders(Protocol):
+    """Where new placeholders come from."""
+
+    async def exchange(self, session_token: str, *, owner: Owner, session: SessionId) -> Placeholder: ...
+
+
+class PlaceholdersInMemory:
+    """See `runtime.ports.Placeholders`. Kept by (tenant, subject, session); exchanged anew shortly before their end."""
+
+    def __init__(self, exchange: ExchangesPlaceholders, *, clock: Clock, capacity: int = MAX_SESSIONS) -> None:
+        self._exchange = exchange
+        self._clock = clock
+        self._capacity = capacity
+        self._kept: OrderedDict[tuple[Owner, SessionId], Placeholder] = OrderedDict()
+
+    async def placeholder(self, owner: Owner, session: SessionId, *, session_token: str) -> Placeholder:
+        kept = self._kept.get((owner, session))
+        if kept is not None and self._clock() < kept.expires_at - RENEW_BEFORE_SECONDS:
+            self._kept.move_to_end((owner, session))
+            return kept
+        fresh = await self._exchange.exchange(session_token, owner=owner, session=session)
+        self._kept[owner, session] = fresh
+        self._kept.move_to_end((owner, session))
+        while len(self._kept) > self._capacity:
+            self._kept.popitem(last=False)
+        return fresh
+
+    def forget(self, owner: Owner, session: SessionId) -> None:
+        self._kept.pop((owner, session), None)

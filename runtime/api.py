@@ -1,0 +1,234 @@
+"""`POST /v1/turn`, and the two questions an orchestrator asks.
+
+Rule: 401 comes before anything else; a body is not even read for somebody unknown. A session and its owner come from
+the verified token, never from a body. Every "no" is a problem (RFC 9457) from the closed list, and what nobody expected
+is `internal_error` without a word of the exception.
+"""
+
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from control_plane.contract.headers import (
+    PROBLEM_JSON,
+    REFUSAL_HEADER,
+    REQUEST_ID_HEADER,
+    SHOULD_RETRY_HEADER,
+    SUBJECT_HEADER,
+)
+from control_plane.contract.refusal import RETRY_MAY_HELP, Refusal, RefusalCode, RefusedError, problem
+from runtime.core.session_token import token_invalid
+from runtime.core.subject import acting_subject, token_required
+from runtime.core.turn import MAX_INPUT_CHARACTERS
+from runtime.ports import Identity, Sessions
+from runtime.runner import Runner, Turn
+
+MAX_BODY_BYTES: Final = 4 * MAX_INPUT_CHARACTERS + 4_096
+
+log = structlog.get_logger("runtime.api")
+
+_BY_STATUS: Final = {
+    404: Refusal(RefusalCode.NOT_FOUND, "there is no such route", "GET /openapi.json lists them"),
+    405: Refusal(RefusalCode.METHOD_NOT_ALLOWED, "this route does not know that method", "see Allow"),
+}
+_MALFORMED: Final = Refusal(RefusalCode.MALFORMED_REQUEST, "the request cannot be read")
+
+
+class TurnBody(BaseModel):
+    """What a turn begins with."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input: Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS)]
+    session_id: str | None = None
+    """May be left out: the session token says which session it is. Another one is `session_mismatch`."""
+
+
+class TurnAnswer(BaseModel):
+    """What a turn ends with."""
+
+    session_id: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the routes call, wired by `bootstrap`."""
+
+    identity: Identity
+    sessions: Sessions
+    runner: Runner
+    ready: Callable[[], Awaitable[bool]]
+    new_request_id: Callable[[], str]
+
+
+def make_app(parts: Parts) -> ASGIApp:
+    """The whole HTTP interface."""
+    app = FastAPI(title="Coatcheck runtime", version="1", docs_url=None, redoc_url=None)
+    app.state.parts = parts
+    app.add_exception_handler(RefusedError, _answer_refusal)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_api_route("/v1/turn", turn, methods=["POST"], response_model=TurnAnswer, openapi_extra=_TURN_OPENAPI)
+    app.add_api_route("/healthz", healthz, methods=["GET"])
+    app.add_api_route("/readyz", readyz, methods=["GET"])
+    return _OutermostBorder(app, parts.new_request_id)
+
+
+async def turn(request: Request, response: Response) -> TurnAnswer:
+    """Carry out one turn and answer with the model's words."""
+    parts: Parts = request.app.state.parts
+    # (1) Who is this? Nothing else happens before that is known.
+    unverified_token = _bearer(request)
+    claims = await parts.identity.verify(unverified_token)
+    # (2) Who acts, by the subject rules.
+    body = await _body(request)
+    acting = acting_subject(
+        claims,
+        named_subjects=request.headers.getlist(SUBJECT_HEADER),
+        addressed_session=body.session_id,
+        recorded_owner=parts.sessions.owner(claims.session),
+    )
+    # (3) The turn itself.
+    output = await parts.runner.carry_out(
+        Turn(acting.owner, claims.session, claims.session_expires_at, unverified_token, body.input)
+    )
+    response.headers["cache-control"] = "no-store"
+    return TurnAnswer(session_id=claims.session, output=output)
+
+
+async def healthz() -> dict[str, str]:
+    """Alive."""
+    return {"status": "ok"}
+
+
+async def readyz(request: Request) -> dict[str, str]:
+    """Ready: session tokens can be verified, and we are not on our way out."""
+    parts: Parts = request.app.state.parts
+    if not await parts.ready():
+        raise RefusedError(
+            Refusal(
+                RefusalCode.CREDENTIAL_UNAVAILABLE,
+                detail="the control plane's keys are not known, or this process is draining",
+                hint="see that the control plane is up",
+                retry_after_seconds=2,
+            )
+        )
+    return {"status": "ready"}
+
+
+def _bearer(request: Request) -> str:
+    """The token in `Authorization`. Raises `RefusedError`; `token_required` only where there is no such header."""
+    values = request.headers.getlist("authorization")
+    if not values:
+        raise token_required()
+    scheme, _, token = values[0].partition(" ")
+    if len(values) != 1 or scheme.lower() != "bearer" or not token.strip():
+        raise token_invalid()  # there, and not good: never "no token"
+    return token.strip()
+
+
+async def _body(request: Request) -> TurnBody:
+    """Raises `RefusedError`: `body_too_large`, `malformed_request`, `invalid_field`."""
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > MAX_BODY_BYTES:
+            raise _refused(RefusalCode.BODY_TOO_LARGE, f"a turn's body is at most {MAX_BODY_BYTES} bytes")
+    try:
+        return TurnBody.model_validate_json(bytes(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise _refused(RefusalCode.MALFORMED_REQUEST, "the body is not JSON") from None
+        where = ".".join(str(part) for part in first["loc"] if part in TurnBody.model_fields) or "body"
+        raise _refused(RefusalCode.INVALID_FIELD, f"{where}: {first['type']}") from None
+
+
+def _refused(code: RefusalCode, detail: str) -> RefusedError:
+    return RefusedError(
+        Refusal(code, detail=detail, hint='send {"input": "…", "session_id": "…"}, the latter optional')
+    )
+
+
+# --- refusals on their way out ---------------------------------------------------------------------------------------
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return refusal_response(error.refusal, request_id=request.scope["coatcheck.request_id"])
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """A route or method that does not exist."""
+    assert isinstance(error, HTTPException)
+    refusal = _BY_STATUS.get(error.status_code, _MALFORMED)
+    answer = refusal_response(refusal, request_id=request.scope["coatcheck.request_id"])
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def refusal_response(refusal: Refusal, *, request_id: str) -> Response:
+    """The refusal as this edge answers it."""
+    log.info("refused", code=refusal.code.value, request_id=request_id)
+    headers = {REFUSAL_HEADER: refusal.code.value, "cache-control": "no-store"}
+    if refusal.code not in RETRY_MAY_HELP:
+        headers[SHOULD_RETRY_HEADER] = "false"
+    if refusal.retry_after_seconds is not None:
+        headers["retry-after"] = str(refusal.retry_after_seconds)
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(problem(refusal, request_id=request_id), refusal.status, headers, PROBLEM_JSON)
+
+
+class _OutermostBorder:
+    """Gives every request an id, and answers `internal_error` to what nobody expected."""
+
+    def __init__(self, app: ASGIApp, new_request_id: Callable[[], str]) -> None:
+        self._app = app
+        self._new_request_id = new_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope["coatcheck.request_id"] = self._new_request_id()
+        begun = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # the border: fail closed, and say nothing of what was in the exception
+            log.error("internal_error", request_id=request_id, **_where(error))  # noqa: TRY400 - no message, no values
+            if begun:
+                raise ConnectionAbortedError from None
+            refusal = Refusal(RefusalCode.INTERNAL_ERROR, detail="something went wrong here", hint="see the log")
+            await refusal_response(refusal, request_id=request_id)(scope, receive, send_with_id)
+
+
+def _where(error: Exception) -> dict[str, str]:
+    """An exception's type and place. Its message may hold a value, so it stays out of the log."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return {"error": type(error).__name__, "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""}
+
+
+_PROBLEM: Final[dict[str, Any]] = {"description": "A refusal", "content": {PROBLEM_JSON: {}}}
+_TURN_OPENAPI: Final[dict[str, Any]] = {
+    "security": [{"session_token": []}],
+    "requestBody": {"required": True, "content": {"application/json": {"schema": TurnBody.model_json_schema()}}},
+    "responses": {str(status): _PROBLEM for status in (400, 401, 403, 404, 409, 413, 422, 429, 500, 502, 503, 504)},
+}

@@ -1,0 +1,177 @@
+"""The wiring, by hand: settings in, a serving runtime out."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import structlog
+import uvicorn
+
+from control_plane.contract.caller import ClientId
+from control_plane.contract.secret import Secret
+from runtime.adapters.control_plane import Exchange, SessionTokens
+from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
+from runtime.adapters.models import MessagesModel
+from runtime.api import Parts, make_app
+from runtime.config import Settings
+from runtime.runner import Runner
+
+CONTROL_PLANE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
+
+log = structlog.get_logger("runtime")
+
+
+@dataclass(slots=True)
+class RunningRuntime:
+    """A runtime that accepts turns."""
+
+    url: str
+    port: int
+    is_draining: bool = False
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
+    """A runtime on this event loop, until the block ends; then turns under way finish, up to the grace."""
+    listener = _listen(*settings.listen)
+    scheme = "https" if settings.tls_cert_file else "http"
+    host, port = listener.getsockname()[:2]
+    runtime = RunningRuntime(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", port)
+    async with AsyncExitStack() as stack:
+        stack.callback(listener.close)
+        control_plane = await stack.enter_async_context(_http(CONTROL_PLANE_TIMEOUT, settings.control_plane_ca_file))
+        proxy = await stack.enter_async_context(
+            _http(httpx.Timeout(settings.model_timeout_seconds, connect=10.0), settings.proxy_ca_file)
+        )
+        server = _Server(
+            uvicorn.Config(
+                make_app(_parts(settings, control_plane, proxy, runtime)),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ssl_certfile=settings.tls_cert_file,
+                ssl_keyfile=settings.tls_key_file,
+                timeout_graceful_shutdown=int(settings.drain_grace_seconds),
+            )
+        )
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await _listening(server, serving)
+            yield runtime
+        finally:
+            runtime.is_draining = True
+            server.should_exit = True
+            await serving
+
+
+async def serve(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT."""
+    configure_logging(settings.log_level)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as runtime:
+        log.info("listening", port=runtime.port, url=runtime.url)
+        await stop.wait()
+        log.info("draining", seconds=settings.drain_grace_seconds)
+
+
+def configure_logging(level: str) -> None:
+    """One JSON line an event, on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    # Whole URLs and headers are what these log at their lower levels.
+    for name in ("httpx", "httpcore", "asyncio", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _parts(
+    settings: Settings, control_plane: httpx.AsyncClient, proxy: httpx.AsyncClient, runtime: RunningRuntime
+) -> Parts:
+    client_id = ClientId(settings.client_id)
+    tokens = SessionTokens(
+        control_plane,
+        control_plane_url=settings.control_plane_url,
+        issuer=settings.issuer,
+        client_id=client_id,
+        clock=time.time,
+    )
+    exchange = Exchange(
+        control_plane,
+        control_plane_url=settings.control_plane_url,
+        client_id=client_id,
+        client_secret=_secret(settings.client_secret_file),
+        audience=settings.model_audience,
+        clock=time.time,
+    )
+    sessions = SessionsInMemory(clock=time.time)
+    runner = Runner(
+        sessions=sessions,
+        placeholders=PlaceholdersInMemory(exchange, clock=time.time),
+        model=MessagesModel(proxy, model=settings.model, max_tokens=settings.model_max_tokens),
+    )
+
+    async def ready() -> bool:
+        await tokens.refresh()
+        return tokens.knows_keys and not runtime.is_draining
+
+    return Parts(tokens, sessions, runner, ready, new_request_id=lambda: secrets.token_hex(12))
+
+
+async def _listening(server: "_Server", serving: asyncio.Task[None]) -> None:
+    """Until the server listens, or has failed to."""
+    waiting = asyncio.create_task(server.listening.wait())
+    await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+def _http(timeout: httpx.Timeout, ca_file: Path | None) -> httpx.AsyncClient:
+    """For our own peers alone: nothing of the environment's proxies and certificates, and no redirect is followed."""
+    trust = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    return httpx.AsyncClient(timeout=timeout, verify=trust, trust_env=False, follow_redirects=False)
+
+
+def _secret(file: Path) -> Secret:
+    return Secret.submitted(file.read_text("utf-8"))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()

@@ -1,0 +1,90 @@
+"""Every setting of the runtime: `COATCHECK_RUNTIME_*`. Secrets come as files, never as values.
+
+Rule: a setting nobody knows stops the start (`control_plane.contract.settings`).
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from control_plane.contract.settings import RUNTIME_PREFIX, refuse_unknown_settings
+
+PREFIX: Final = RUNTIME_PREFIX
+
+
+def _host_and_port(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    host, colon, port = value.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()):
+        raise ValueError("a listener is host:port, such as 127.0.0.1:8474")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - what `:8474` means
+
+
+def _url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise ValueError("a URL is https://host[:port][/path], without user, query or fragment")
+    return value.rstrip("/")
+
+
+Listen = Annotated[tuple[str, Annotated[int, Field(ge=0, le=65535)]], BeforeValidator(_host_and_port), NoDecode]
+Url = Annotated[str, AfterValidator(_url)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Constructible in code with these names, or from `COATCHECK_RUNTIME_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    listen: Listen = ("127.0.0.1", 8474)
+    """Port 0 means any free port."""
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+
+    control_plane_url: Url
+    control_plane_ca_file: Path | None = None
+    """Trusted for the control plane alone, instead of the system's roots."""
+    issuer_url: Url | None = None
+    """`iss` of session tokens, where the control plane is reached under another URL than its own."""
+    proxy_ca_file: Path | None = None
+    """Trusted for the egress proxy's reverse listener alone, instead of the system's roots."""
+    client_id: Annotated[str, Field(min_length=1)]
+    client_secret_file: Path
+
+    model_audience: Annotated[str, Field(min_length=1)] = "anthropic"
+    """The credential the model is called with: its name, provider or host."""
+    model: Annotated[str, Field(min_length=1)]
+    model_max_tokens: Annotated[int, Field(ge=1)] = 4_096
+    model_timeout_seconds: Seconds = 600.0
+    """Without a byte from the model. They think for minutes."""
+
+    drain_grace_seconds: Seconds = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def issuer(self) -> str:
+        return self.issuer_url or self.control_plane_url
+
+    @model_validator(mode="after")
+    def _certificate_and_key_go_together(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError(f"{PREFIX}TLS_CERT_FILE and {PREFIX}TLS_KEY_FILE go together")
+        return self
+
+
+def settings_from_environment(environment: Mapping[str, str] | None = None) -> Settings:
+    """What a process started as `coatcheck serve runtime` runs with.
+
+    Raises `UnknownSettingError` for a `COATCHECK_*` name nobody knows, `ValueError` (pydantic's) for a bad value.
+    """
+    given = os.environ if environment is None else environment
+    refuse_unknown_settings(given, prefix=PREFIX, names=Settings.model_fields)
+    values = {name: given[PREFIX + name.upper()] for name in Settings.model_fields if PREFIX + name.upper() in given}
+    return Settings(**values)  # type: ignore[arg-type]  # pydantic parses the texts

@@ -1,0 +1,60 @@
+"""What a turn needs from outside, as the runner sees it. `adapters/` has one end of each."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from control_plane.contract.caller import SessionId
+from runtime.core.subject import Owner, SessionClaims
+from runtime.core.turn import Conversation, Placeholder
+
+
+class Identity(Protocol):
+    """Turns an unverified token into claims."""
+
+    async def verify(self, unverified_token: str) -> SessionClaims:
+        """Raises `RefusedError`: `token_invalid`, `token_expired`; `credential_unavailable` while no key is known."""
+        ...
+
+
+@dataclass(slots=True)
+class HeldSession:
+    """A session while one turn has it for itself. Whoever holds it sets its conversation."""
+
+    conversation: Conversation
+
+
+class Sessions(Protocol):
+    """Conversations by session. A session is known from its first valid token on, never from a request's body."""
+
+    def owner(self, session: str) -> Owner | None:
+        """Whose it is; None when we have not seen it."""
+        ...
+
+    def hold(self, session: SessionId, *, owner: Owner, ends_at: float) -> AbstractContextManager[HeldSession]:
+        """The session, for one turn. Raises `RefusedError`: `session_busy`, `session_not_found`."""
+        ...
+
+
+class Placeholders(Protocol):
+    """Placeholders by (tenant, subject, session)."""
+
+    async def placeholder(self, owner: Owner, session: SessionId, *, session_token: str) -> Placeholder:
+        """One that is alive. Raises `RefusedError`."""
+        ...
+
+    def forget(self, owner: Owner, session: SessionId) -> None:
+        """The proxy no longer takes it."""
+        ...
+
+
+class PlaceholderRefusedError(Exception):
+    """The proxy knows the placeholder no longer, and sent nothing on."""
+
+
+class Model(Protocol):
+    """Continues a conversation."""
+
+    async def answer(self, conversation: Conversation, placeholder: Placeholder) -> str:
+        """The model's words. Raises `PlaceholderRefusedError`, or `RefusedError` for everything else."""
+        ...
