@@ -1,0 +1,233 @@
+"""The wiring, by hand: one worker in this process (`running`), or a production process until told to stop (`serve`).
+
+`serve` with several workers starts each in a process of its own (`workers`); this one then only supervises.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+import structlog
+
+from control_plane.contract.secret import Secret
+from egress_proxy.addresses import AddressBook, OwnListeners
+from egress_proxy.admin import Page, Pages, serve_pages
+from egress_proxy.audit import AuditSpool
+from egress_proxy.ca import CertificateAuthority, LeafContexts, utc_now
+from egress_proxy.cache import Cache
+from egress_proxy.config import Settings
+from egress_proxy.core.decision import Mode
+from egress_proxy.hardening import forbid_core_dumps
+from egress_proxy.logs import log_to_stderr
+from egress_proxy.metrics import Counters, Gauges, render_metrics
+from egress_proxy.probe import SwapProbe
+from egress_proxy.resolver import ControlPlaneClient, Resolver
+from egress_proxy.server import Server, listener_context, open_socket
+from egress_proxy.services import Services, Timeouts
+from egress_proxy.upstream import Upstreams, upstream_tls_context
+
+FLUSH_SECONDS = 5.0
+"""How long a stopping worker goes on delivering its audit events."""
+
+log = structlog.get_logger("egress_proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Bound, not yet listening."""
+
+    forward: socket.socket
+    reverse: socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProxy:
+    """One worker that accepts connections."""
+
+    forward_port: int
+    reverse_port: int
+    admin_port: int
+    drain: Callable[[], Awaitable[None]]
+    """Not ready at once, no new connections, requests under way finish up to the grace."""
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[RunningProxy]:
+    """One worker with its admin listener, in this event loop, until the block ends."""
+    sockets = open_sockets(settings, is_shared=False)
+    async with worker(settings, sockets) as (server, pages):
+        admin = await listen_admin(open_socket(settings.admin_listen, is_shared=False), pages, server.own)
+        try:
+            yield RunningProxy(
+                forward_port=sockets.forward.getsockname()[1],
+                reverse_port=sockets.reverse.getsockname()[1],
+                admin_port=admin.sockets[0].getsockname()[1],
+                drain=lambda: server.drain(settings.drain_grace_seconds),
+            )
+        finally:
+            admin.close()
+
+
+async def serve(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT, then drain. A second signal cuts the drain short."""
+    log_to_stderr(settings.log_level)
+    forbid_core_dumps()
+    if settings.workers > 1:
+        from egress_proxy.workers import supervise
+
+        await supervise(settings)
+        return
+    async with running(settings) as proxy:
+        log_listening(proxy.forward_port, proxy.reverse_port, proxy.admin_port)
+        await until_told_to_stop(proxy.drain)
+
+
+def log_listening(forward_port: int, reverse_port: int, admin_port: int) -> None:
+    """The line by which whoever started us learns the ports."""
+    log.info("listening", forward_port=forward_port, reverse_port=reverse_port, admin_port=admin_port)
+    sys.stderr.flush()
+
+
+async def until_told_to_stop(drain: Callable[[], Awaitable[None]]) -> None:
+    """Wait for a signal, then drain; a second signal ends the drain."""
+    loop = asyncio.get_running_loop()
+    asked, urgent = asyncio.Event(), asyncio.Event()
+
+    def ask() -> None:
+        if asked.is_set():
+            urgent.set()
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    await asked.wait()
+    log.info("draining")
+    draining = asyncio.ensure_future(drain())
+    waiting = asyncio.ensure_future(urgent.wait())
+    await asyncio.wait({draining, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, waiting):
+        task.cancel()
+    await asyncio.gather(draining, waiting, return_exceptions=True)
+
+
+def open_sockets(settings: Settings, *, is_shared: bool) -> Sockets:
+    return Sockets(
+        forward=open_socket(settings.forward_listen, is_shared=is_shared),
+        reverse=open_socket(settings.reverse_listen, is_shared=is_shared),
+    )
+
+
+@contextlib.asynccontextmanager
+async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Server, Pages]]:
+    """Everything of one worker but its admin listener."""
+    loop = asyncio.get_running_loop()
+    counters = Counters()
+    ca = CertificateAuthority.load(cert_file=settings.ca_cert_file, key_file=settings.ca_key_file)
+    leaf_contexts = LeafContexts(ca, limit=settings.leaf_contexts, clock=utc_now)
+    cache = Cache(limit=settings.cache_entries, monotonic=loop.time, clock=time.time)
+    own = OwnListeners()
+    upstreams = Upstreams(
+        loop=loop,
+        book=AddressBook(loop),
+        own=own,
+        context=upstream_tls_context(settings.upstream_ca_files),
+        connect_timeout_seconds=settings.connect_timeout_seconds,
+        idle_seconds=settings.upstream_idle_seconds,
+        per_key=settings.pool_connections_per_key,
+        counters=counters,
+    )
+    client = ControlPlaneClient(
+        url=settings.control_plane_url,
+        client_id=settings.client_id,
+        client_secret=Secret.submitted(settings.client_secret_file.read_text()),
+        verify=_control_plane_trust(settings.control_plane_ca_file),
+    )
+    audit = AuditSpool(client.deliver, capacity=settings.audit_spool_events, mode=settings.audit_mode)
+    resolver = Resolver(client, cache, counters, on_revoked=lambda event: server.cut_revoked(event))
+    services = Services(
+        loop=loop,
+        view=cache,
+        ask=resolver.ask,
+        upstreams=upstreams,
+        audit=audit,
+        leaf_contexts=leaf_contexts,
+        counters=counters,
+        clock=time.time,
+        proxy_id=settings.client_id,
+        timeouts=Timeouts(
+            header=settings.header_timeout_seconds,
+            idle=settings.idle_timeout_seconds,
+            silence=settings.silence_timeout_seconds,
+        ),
+        path_credential_allowed=settings.reverse_path_credential,
+    )
+    context = listener_context(settings.listener_tls_cert_file, settings.listener_tls_key_file)
+    server = Server(services, upstreams, own, context=context)
+    probe = SwapProbe(leaf_contexts, counters, loop)
+
+    def is_warm() -> bool:
+        return bool(cache.tag_keys) and not services.is_draining
+
+    gauges = Gauges(
+        open_clients=lambda: len(services.clients),
+        open_exchanges=lambda: len(services.exchanges),
+        open_upstreams=lambda: upstreams.open_count,
+        spooled_events=lambda: len(audit),
+        dropped_events=lambda: audit.dropped,
+        cache_entries=lambda: cache.entry_count,
+        control_plane_silence_seconds=lambda: cache.silence_seconds,
+        is_ready=is_warm,
+    )
+    following = asyncio.create_task(resolver.run())
+    delivering = asyncio.create_task(audit.run())
+    try:
+        await server.listen(Mode.FORWARD, sockets.forward)
+        await server.listen(Mode.REVERSE, sockets.reverse)
+        yield server, _pages(counters, gauges, probe, is_warm)
+    finally:
+        server.close()
+        audit.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(delivering, FLUSH_SECONDS)
+        if len(audit):
+            log.error("audit_events_lost", events=len(audit))
+        following.cancel()
+        await asyncio.gather(following, delivering, return_exceptions=True)
+        await client.close()
+
+
+async def listen_admin(sock: socket.socket, pages: Pages, own: OwnListeners) -> asyncio.Server:
+    host, port = sock.getsockname()[:2]
+    own.add(host, port)
+    return await asyncio.start_server(lambda reader, writer: serve_pages(reader, writer, pages), sock=sock)
+
+
+def _pages(counters: Counters, gauges: Gauges, probe: SwapProbe, is_warm: Callable[[], bool]) -> Pages:
+    async def healthz() -> Page:
+        return Page(HTTPStatus.OK, b"alive\n")
+
+    async def readyz() -> Page:
+        if not is_warm():
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
+        if not await probe.works():
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"the swap does not work\n")
+        return Page(HTTPStatus.OK, b"ready\n")
+
+    async def metrics() -> Page:
+        return Page(HTTPStatus.OK, render_metrics(counters, gauges), "text/plain; version=0.0.4; charset=utf-8")
+
+    return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+
+
+def _control_plane_trust(ca_file: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

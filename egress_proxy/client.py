@@ -1,0 +1,799 @@
+"""One client connection, from its first byte: preamble, TLS, heads, one request at a time, refusals, keep-alive.
+
+Everything warm happens inside `data_received`: a head is parsed, decided, and begun on a pooled connection before it
+returns. What has to wait (a question to the control plane, a new upstream connection, a certificate) runs in one task,
+which ends as soon as the wait is over.
+
+Rules:
+- Requests that a client pipelines are held, up to `MAX_HELD_BYTES`, and answered one after the other.
+- A client that half-closes counts as gone: it cannot be told from one that hung up, and upstreams cost money.
+- The connection is kept after a refusal only where it is certain where the next request begins.
+- Whatever goes wrong inside refuses; the client never learns what it was.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from control_plane.contract.destination import InvalidDestinationError, canonical_host, is_ip_literal
+from control_plane.contract.placeholder import ForgedTokenError, GenuineToken, TokenKind, parse
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.wire import AuditEvent
+from egress_proxy.ca import UnusableCaError
+from egress_proxy.client_hello import (
+    MAX_CLIENT_HELLO_BYTES,
+    NO_APPLICATION_PROTOCOL_ALERT,
+    ClientHello,
+    IncompleteError,
+    NotTlsError,
+    read_client_hello,
+)
+from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Resolve, Tunnel, decide, decide_connect
+from egress_proxy.core.http1 import (
+    HEAD_END,
+    MAX_HEAD_BYTES,
+    MAX_REQUEST_LINE_BYTES,
+    Framing,
+    RequestHead,
+    parse_request_head,
+)
+from egress_proxy.exchange import Exchange
+from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, read_preamble
+from egress_proxy.refusals import render_refusal
+from egress_proxy.services import Services
+from egress_proxy.tls import Lower, TlsLayer
+from egress_proxy.upstream import UpstreamConnection
+
+MAX_HELD_BYTES: Final = 65_536
+WRITE_HIGH_WATER_BYTES: Final = 262_144
+LINGER_SECONDS: Final = 2.0
+"""How long a client may go on sending what nobody reads, so that it gets to read its refusal (RFC 9112 §9.6)."""
+MAX_ROUNDS: Final = 24
+"""Questions for one request: its caller, its policy, its placeholders, and each once more after an event."""
+TUNNEL_OPEN: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+log = structlog.get_logger("egress_proxy")
+
+
+class ClientConnection(asyncio.Protocol):
+    """See the module. `mode` is its listener's."""
+
+    __slots__ = (
+        "_awaits_hello",
+        "_exchange",
+        "_facts",
+        "_has_partial_head",
+        "_head",
+        "_held",
+        "_is_busy",
+        "_is_done",
+        "_is_paused",
+        "_is_reading_heads",
+        "_is_slow",
+        "_lingers",
+        "_listener_context",
+        "_listener_tls",
+        "_misdirected",
+        "_opener_credential",
+        "_out",
+        "_request_id",
+        "_since",
+        "_stage",
+        "_task",
+        "_tls",
+        "_transport",
+        "_tunnel_context",
+        "services",
+    )
+
+    def __init__(self, services: Services, mode: Mode, *, listener_context: ssl.SSLContext | None = None) -> None:
+        self.services = services
+        self._facts = Connection(mode=mode, path_credential_allowed=services.path_credential_allowed)
+        self._listener_context = listener_context
+        self._transport: asyncio.Transport | None = None
+        self._listener_tls: TlsLayer | None = None
+        self._tls: TlsLayer | None = None
+        self._out: Lower | None = None
+        self._stage: Callable[[bytes], None] = self._first_bytes
+        self._held = bytearray()
+        self._opener_credential: str | None = None
+        self._tunnel_context: ssl.SSLContext | None = None
+        self._awaits_hello = False
+        self._misdirected = False
+        self._exchange: Exchange | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._head: RequestHead | None = None
+        self._has_partial_head = False
+        self._request_id = ""
+        self._is_busy = False
+        self._is_done = False
+        self._is_reading_heads = False
+        self._is_paused = False
+        self._is_slow = False
+        self._lingers = False
+        self._since = 0.0
+        """When the connection last began to wait for its client: for a first byte, a head, a handshake."""
+
+    @property
+    def is_draining(self) -> bool:
+        return self.services.is_draining
+
+    # --- what the transport calls -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._transport = transport
+        self._out = transport
+        self._since = self.services.loop.time()
+        self.services.clients.add(self)
+        self.services.counters.connections += 1
+        if self._listener_context is not None:
+            self._listener_tls = self._out = TlsLayer(
+                loop=self.services.loop,
+                lower=transport,
+                context=self._listener_context,
+                server_hostname=None,
+                on_established=_nothing,
+                on_data=self._below_listener_tls,
+                on_end=self._client_ended,
+                on_failure=self._tls_failed,
+            )
+        if self.services.is_draining:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._lingers:
+                return
+            if self._listener_tls is not None:
+                self._listener_tls.feed(data)
+            else:
+                self._stage(data)
+        except Exception as error:  # border: whatever it was, this connection ends and nothing of it is shown
+            self._internal_error(error)
+
+    def eof_received(self) -> bool:
+        self._client_ended(False)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.services.client_closed(self)
+        self._drop_work()
+
+    def pause_writing(self) -> None:
+        self._is_slow = True
+        if self._exchange is not None:
+            self._exchange.client_pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+        if self._exchange is not None:
+            self._exchange.client_resume_writing()
+
+    # --- before the first request -------------------------------------------------------------------------------------
+
+    def _below_listener_tls(self, data: bytes) -> None:
+        self._stage(data)
+
+    def _first_bytes(self, data: bytes) -> None:
+        self._held += data
+        opening = bytes(self._held)
+        if may_begin_preamble(opening):
+            try:
+                found = read_preamble(opening)
+            except MalformedPreambleError:
+                self._refuse(Refusal(RefusalCode.MALFORMED_REQUEST, "The PROXY header is not one of ours."), close=True)
+                return
+            if found is None:
+                return
+            self._opener_credential, used = found
+            opening = opening[used:]
+        self._held.clear()
+        self._stage = self._http
+        if opening:
+            self._http(opening)
+
+    def _hello(self, data: bytes) -> None:
+        """Inside a CONNECT, before TLS."""
+        self._held += data
+        opening = bytes(self._held)
+        try:
+            hello = read_client_hello(opening)
+        except IncompleteError:
+            if len(opening) > MAX_CLIENT_HELLO_BYTES:
+                self.abort()
+            return
+        except NotTlsError:
+            detail = "Inside a tunnel the client speaks TLS; http:// goes to the proxy in absolute form."
+            self._refuse(Refusal(RefusalCode.MALFORMED_REQUEST, detail), close=True)
+            return
+        self._held.clear()
+        if hello.application_protocols and b"http/1.1" not in hello.application_protocols:
+            self._write(NO_APPLICATION_PROTOCOL_ALERT)
+            self._close()
+            return
+        self._misdirected = not self._is_for_tunnel(hello)
+        self._intercept(opening)
+
+    def _is_for_tunnel(self, hello: ClientHello) -> bool:
+        """The TLS server name must be the CONNECT host; only an address goes without one (RFC 6066 §3)."""
+        tunnel = self._facts.tunnel
+        assert tunnel is not None
+        if hello.server_name is None:
+            return is_ip_literal(tunnel.host)
+        try:
+            return canonical_host(hello.server_name) == tunnel.host
+        except InvalidDestinationError:
+            return False
+
+    def _intercept(self, opening: bytes) -> None:
+        assert self._out is not None
+        assert self._tunnel_context is not None
+        layer = TlsLayer(
+            loop=self.services.loop,
+            lower=self._out,
+            context=self._tunnel_context,
+            server_hostname=None,
+            on_established=self._tunnel_established,
+            on_data=self._http,
+            on_end=self._client_ended,
+            on_failure=self._tls_failed,
+        )
+        self._tunnel_context = None
+        self._tls = self._out = layer
+        self._stage = layer.feed
+        layer.feed(opening)
+
+    def _tunnel_established(self) -> None:
+        self._awaits_hello = False
+        self._since = self.services.loop.time()
+
+    # --- heads --------------------------------------------------------------------------------------------------------
+
+    def _http(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is not None and exchange.wants_body:
+            data = exchange.request_data(data)
+            if not data:
+                return
+        if self._is_busy or self._is_done:
+            self._hold(data)
+        elif self._held:
+            searched = max(0, len(self._held) - len(HEAD_END))
+            self._held += data
+            if self._held.find(HEAD_END, searched) >= 0:
+                self._next()
+            else:
+                self._judge_partial_head()
+        else:
+            self._next(data)
+
+    def _hold(self, data: bytes) -> None:
+        """Bytes that come before their turn: pipelined requests, or a body whose upstream is not there yet."""
+        if self._is_done:
+            return
+        self._held += data
+        if len(self._held) > MAX_HELD_BYTES:
+            self.pause_reading()
+
+    def _next(self, data: bytes = b"") -> None:
+        """Requests one after the other, until one of them has to wait."""
+        if self._held:
+            data = bytes(self._held) + data
+            self._held.clear()
+        self._is_reading_heads = True
+        while data and not self._is_busy and not self._is_done:
+            if data.startswith(b"\r\n"):
+                data = data[2:]  # RFC 9112 §2.2: one empty line before a request is taken
+            end = data.find(HEAD_END)
+            if end < 0:
+                break
+            end += len(HEAD_END)
+            self._begin_request(data[:end])
+            data = data[end:]
+            exchange = self._exchange
+            if exchange is not None and exchange.wants_body and data:
+                data = exchange.request_data(data)
+            if self._awaits_hello and data:
+                self._is_reading_heads = False
+                self._stage(data)
+                return
+        self._is_reading_heads = False
+        if not data or self._is_done:
+            return
+        if self._is_busy:
+            self._hold(data)
+        else:
+            self._held += data
+            self._judge_partial_head()
+
+    def _judge_partial_head(self) -> None:
+        """What will never become a head is refused now, not when the time is over."""
+        part = bytes(self._held)
+        if not self._has_partial_head:
+            self._has_partial_head = True
+            self._since = self.services.loop.time()
+        if not part[:1].isalpha() and part != b"\r":
+            code, detail = RefusalCode.MALFORMED_REQUEST, "This is not HTTP/1.1."
+        elif len(part) > MAX_REQUEST_LINE_BYTES and b"\r\n" not in part[:MAX_REQUEST_LINE_BYTES]:
+            code, detail = RefusalCode.URI_TOO_LONG, f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes."
+        elif len(part) > MAX_HEAD_BYTES:
+            code, detail = RefusalCode.HEADERS_TOO_LARGE, f"The head is longer than {MAX_HEAD_BYTES} bytes."
+        elif part.count(b"\n") != part.count(b"\r\n"):
+            code, detail = RefusalCode.AMBIGUOUS_FRAMING, "A line ends without CR."
+        else:
+            return
+        self._request_id = self.services.request_ids.next()
+        self._refuse(Refusal(code, detail, "Send one well-formed HTTP/1.1 request."), close=True)
+
+    # --- one request --------------------------------------------------------------------------------------------------
+
+    def _begin_request(self, raw: bytes) -> None:
+        self._is_busy = True
+        self._has_partial_head = False
+        self._request_id = self.services.request_ids.next()
+        self._head = None
+        try:
+            self._head = head = parse_request_head(raw)
+            self._check_connection(head)
+        except RefusedError as refused:
+            self._refuse(refused.refusal, close=True)
+            return
+        decision = self._decide(head)
+        if type(decision) is Forward:
+            upstream = self._warm_upstream(decision)
+            if upstream is not None:
+                self._start(decision, upstream)
+                return
+        elif type(decision) is Refuse:
+            self._refuse(decision.refusal, decided=decision)
+            return
+        elif type(decision) is Tunnel:
+            context = self.services.leaf_contexts.cached(decision.endpoint.host)
+            if context is not None:
+                self._open_tunnel(decision, context)
+                return
+        self._task = self.services.loop.create_task(self._wait(head, decision))
+
+    def _check_connection(self, head: RequestHead) -> None:
+        """What is wrong with the connection is said in answer to its first request. Raises `RefusedError`."""
+        if not self.services.view.tag_keys:
+            raise RefusedError(
+                Refusal(
+                    RefusalCode.CREDENTIAL_UNAVAILABLE,
+                    "The proxy has not reached its control plane yet.",
+                    "Try again shortly.",
+                    retry_after_seconds=1,
+                )
+            )
+        if self._misdirected:
+            detail = "The TLS server name is not the host of the CONNECT."
+            raise RefusedError(Refusal(RefusalCode.MISDIRECTED_REQUEST, detail, "Open a connection for each host."))
+        if self._opener_credential is not None and self._facts.proxy_credential is None:
+            self._facts = replace(self._facts, proxy_credential=self._opener_token(self._opener_credential))
+        if head.method == "CONNECT" and (self._facts.mode is Mode.REVERSE or self._facts.tunnel is not None):
+            raise RefusedError(Refusal(RefusalCode.MALFORMED_REQUEST, "CONNECT goes to the forward listener alone."))
+
+    def _opener_token(self, text: str) -> GenuineToken:
+        try:
+            token = parse(text, self.services.view.tag_keys)
+        except ForgedTokenError:
+            token = None
+        if token is None or token.kind is not TokenKind.PROXY_CREDENTIAL:
+            is_forward = self._facts.mode is Mode.FORWARD
+            code = RefusalCode.PROXY_AUTHENTICATION_REQUIRED if is_forward else RefusalCode.TOKEN_INVALID
+            raise RefusedError(Refusal(code, "The opener of this session's listener sent no valid proxy credential."))
+        return token
+
+    def _decide(self, head: RequestHead) -> Forward | Tunnel | Resolve | Refuse:
+        services = self.services
+        if head.method == "CONNECT":
+            return decide_connect(head, self._facts, services.view, services.clock())
+        return decide(head, self._facts, services.view, services.clock())
+
+    def _warm_upstream(self, forward: Forward) -> UpstreamConnection | None:
+        return self.services.upstreams.take(
+            forward.caller.tenant, forward.endpoint, allow_private=forward.allow_private
+        )
+
+    async def _wait(self, head: RequestHead, decision: Forward | Tunnel | Resolve | Refuse) -> None:
+        """The cold path: wait for what is missing, decide again, until the request can begin or is refused."""
+        services = self.services
+        upstream: UpstreamConnection | None = None
+        try:
+            for _ in range(MAX_ROUNDS):
+                match decision:
+                    case Resolve(ask=ask):
+                        await services.ask(ask)
+                    case Tunnel(endpoint=endpoint):
+                        context = await services.leaf_contexts.context_for(endpoint.host)
+                        self._task = None
+                        self._open_tunnel(decision, context)
+                        return
+                    case Forward():
+                        if upstream is not None:
+                            self._task = None
+                            ready, upstream = upstream, None
+                            self._start(decision, ready)
+                            self._after_wait()
+                            return
+                        upstream = self._warm_upstream(decision) or await services.upstreams.connect(
+                            decision.caller.tenant, decision.endpoint, allow_private=decision.allow_private
+                        )
+                    case Refuse():
+                        self._task = None
+                        self._refuse(decision.refusal, decided=decision)
+                        return
+                # Whatever was waited for, authority may have changed meanwhile.
+                decision = self._decide(head)
+            self._refuse(Refusal(RefusalCode.INTERNAL_ERROR, "The request could not be decided."))
+        except RefusedError as refused:
+            self._task = None
+            facts = decision if isinstance(decision, Forward) else None
+            self._refuse(refused.refusal, forward=facts)
+        except UnusableCaError:
+            self._task = None
+            self._refuse(
+                Refusal(RefusalCode.CA_UNAVAILABLE, "The interception CA cannot sign.", "See the proxy's log.")
+            )
+        except Exception as error:  # border, as in `data_received`
+            self._task = None
+            self._internal_error(error)
+        finally:
+            if upstream is not None:
+                services.upstreams.give_back(upstream)
+
+    def _start(self, forward: Forward, upstream: UpstreamConnection, *, is_retry: bool = False) -> None:
+        services = self.services
+        if forward.swaps and not services.audit.admits_swap(forward.caller.tenant):
+            services.upstreams.give_back(upstream)
+            self._refuse(
+                Refusal(
+                    RefusalCode.AUDIT_UNAVAILABLE,
+                    "The audit trail cannot take another swap of this tenant now.",
+                    "Try again shortly.",
+                    retry_after_seconds=2,
+                ),
+                forward=forward,
+            )
+            return
+        if not upstream.is_reusable:  # it died between the dial and now
+            self._refuse(Refusal(RefusalCode.UPSTREAM_UNREACHABLE, "The destination hung up."), forward=forward)
+            return
+        exchange = Exchange(
+            self,
+            forward,
+            request_id=self._request_id,
+            proxy_credential=self._facts.proxy_credential,
+            loop=services.loop,
+        )
+        exchange.was_retried = is_retry
+        self._exchange = exchange
+        services.exchanges.add(exchange)
+        if not is_retry:
+            self._record("swap" if forward.swaps else "forward", forward=forward)
+            if forward.swaps:
+                services.counters.swaps += 1
+            else:
+                services.counters.forwards += 1
+        if upstream.was_used:
+            services.counters.upstream_reuses += 1
+        exchange.begin(upstream, client_is_slow=self._is_slow)
+
+    def _after_wait(self) -> None:
+        """The beginning of the body may have come meanwhile."""
+        exchange = self._exchange
+        if exchange is not None and exchange.wants_body and self._held:
+            data = bytes(self._held)
+            self._held.clear()
+            self._held += exchange.request_data(data)
+        if len(self._held) <= MAX_HELD_BYTES:
+            self.resume_reading()
+
+    def _open_tunnel(self, tunnel: Tunnel, context: ssl.SSLContext) -> None:
+        self.services.counters.tunnels += 1
+        self._write(TUNNEL_OPEN)
+        self._facts = replace(self._facts, proxy_credential=tunnel.proxy_credential, tunnel=tunnel.endpoint)
+        self._tunnel_context = context
+        self._awaits_hello = True
+        self._is_busy = False
+        self._since = self.services.loop.time()
+        self._stage = self._hello
+        if self._held and not self._is_reading_heads:
+            data = bytes(self._held)
+            self._held.clear()
+            self._hello(data)
+        self.resume_reading()
+
+    # --- what an exchange calls ---------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Reply bytes, toward the client."""
+        self._write(data)
+
+    def exchange_ended(self, exchange: Exchange, *, body_is_unread: bool) -> None:
+        """The reply is complete."""
+        self._forget_exchange(exchange)
+        if exchange.closes_client:
+            self._linger() if body_is_unread else self._close()
+        else:
+            self._become_ready()
+
+    def exchange_failed(self, exchange: Exchange, refusal: Refusal) -> None:
+        """It ended otherwise: with this refusal, if no reply has begun; else by breaking off."""
+        self._forget_exchange(exchange)
+        if exchange.status is None:
+            self._refuse(refusal, forward=exchange.forward, close=exchange.wants_body)
+            return
+        self.services.counters.broken += 1
+        log.info("reply_broken_off", request_id=exchange.request_id, code=refusal.code.value)
+        self.abort()
+
+    def exchange_to_be_repeated(self, exchange: Exchange) -> None:
+        """Its pooled connection had died: once more, on a new one."""
+        self.services.exchanges.discard(exchange)
+        self.services.counters.retries += 1
+        self._exchange = None
+        self._task = self.services.loop.create_task(self._repeat(exchange.forward))
+
+    async def _repeat(self, forward: Forward) -> None:
+        try:
+            upstream = await self.services.upstreams.connect(
+                forward.caller.tenant, forward.endpoint, allow_private=forward.allow_private
+            )
+            self._task = None
+            self._start(forward, upstream, is_retry=True)
+        except RefusedError as refused:
+            self._task = None
+            self._refuse(refused.refusal, forward=forward)
+        except Exception as error:  # border, as in `data_received`
+            self._task = None
+            self._internal_error(error)
+
+    def _forget_exchange(self, exchange: Exchange) -> None:
+        services = self.services
+        services.exchanges.discard(exchange)
+        self._exchange = None
+        if exchange.status is not None:
+            services.counters.replies[exchange.status // 100] += 1
+        if exchange.hits:
+            services.counters.secrets_scrubbed += exchange.hits
+            self._record("leak_blocked", forward=exchange.forward, status=exchange.status)
+
+    def pause_reading(self) -> None:
+        """The upstream is slower than the client, or the client is ahead of its turn."""
+        if not self._is_paused and self._out is not None and not self._out.is_closing():
+            self._is_paused = True
+            self._out.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_paused and self._out is not None and not self._out.is_closing():
+            self._is_paused = False
+            self._out.resume_reading()
+
+    # --- saying no ----------------------------------------------------------------------------------------------------
+
+    def _refuse(
+        self,
+        refusal: Refusal,
+        *,
+        close: bool = False,
+        decided: Refuse | None = None,
+        forward: Forward | None = None,
+    ) -> None:
+        """Answer, record, and go on with the next request where it is certain where that begins."""
+        head = self._head
+        has_body = head is None or head.framing is Framing.CHUNKED or head.content_length > 0
+        close = close or has_body or head is None or not head.keep_alive or self.is_draining
+        is_leak = refusal.code is RefusalCode.RESPONSE_LEAK_BLOCKED
+        self._record("leak_blocked" if is_leak else "refuse", refusal=refusal, decided=decided, forward=forward)
+        self.services.counters.refusals[refusal.code.value] += 1
+        self._write(
+            render_refusal(
+                refusal,
+                request_id=self._request_id,
+                close=close,
+                is_head=head is not None and head.method == "HEAD",
+                is_connect=head is not None and head.method == "CONNECT",
+            )
+        )
+        self._linger() if close else self._become_ready()
+
+    def _internal_error(self, error: Exception) -> None:
+        """Its message stays here: it may quote what was being handled. Even in the log only its place is named."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if trace else ""
+        log.error("internal_error", error=type(error).__name__, where=where, request_id=self._request_id)
+        exchange = self._exchange
+        if self._is_done or (exchange is not None and exchange.status is not None):
+            self.abort()
+            return
+        if exchange is not None:
+            exchange.client_gone()
+            self._forget_exchange(exchange)
+        try:
+            self._refuse(
+                Refusal(RefusalCode.INTERNAL_ERROR, "The proxy failed; the request was not sent on."), close=True
+            )
+        except Exception:  # the border's border
+            self.abort()
+
+    def _record(
+        self,
+        action: str,
+        *,
+        refusal: Refusal | None = None,
+        decided: Refuse | None = None,
+        forward: Forward | None = None,
+        status: int | None = None,
+    ) -> None:
+        """The audit event of this decision; and for a refusal the log line."""
+        services, facts, head = self.services, forward or decided, self._head
+        caller = facts.caller if facts is not None else None
+        endpoint = facts.endpoint if facts is not None else self._facts.tunnel
+        if forward is not None:
+            binding = forward.bindings[0] if forward.bindings else None
+        else:
+            binding = decided.binding if decided is not None else None
+        event = AuditEvent(
+            event_id=services.request_ids.next(),
+            at=services.clock(),
+            request_id=self._request_id,
+            action=action,
+            tenant=caller.tenant if caller else None,
+            subject=caller.subject if caller else None,
+            session=caller.session if caller else None,
+            client=caller.client if caller else None,
+            code=refusal.code if refusal else None,
+            true_code=refusal.audited_code if refusal else None,
+            detail=refusal.detail if refusal else "",
+            hint=refusal.hint if refusal else "",
+            credential=binding.credential_name if binding else None,
+            version=binding.version if binding else None,
+            placeholder_id=binding.placeholder_id if binding else None,
+            method=head.method if head is not None else None,
+            scheme=endpoint.scheme if endpoint else None,
+            host=endpoint.host if endpoint else None,
+            port=endpoint.port if endpoint else None,
+            path=facts.path if facts is not None else None,
+            status=refusal.status if refusal else status,
+            listener=self._facts.mode.value,
+            proxy=services.proxy_id,
+        )
+        services.audit.record(event)
+        if refusal is not None:
+            log.info(
+                "refused",
+                code=refusal.code.value,
+                true_code=refusal.audited_code.value,
+                request_id=self._request_id,
+                tenant=event.tenant,
+                method=event.method,
+                host=event.host,
+                path=event.path,
+                listener=event.listener,
+            )
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def _become_ready(self) -> None:
+        self._is_busy = False
+        self._since = self.services.loop.time()
+        if self.is_draining:
+            self._close()
+            return
+        self.resume_reading()
+        if self._held and not self._is_reading_heads:
+            self._next()
+
+    def _write(self, data: bytes) -> None:
+        if self._out is not None and not self._out.is_closing():
+            self._out.write(data)
+
+    def _close(self) -> None:
+        """What was written is still delivered."""
+        self._is_done = True
+        self._since = self.services.loop.time()
+        if self._out is not None:
+            self._out.close()
+
+    def _linger(self) -> None:
+        """Close so that the client can read what was written even while it still sends (else it may get a reset)."""
+        self._is_done = True
+        self._held.clear()
+        if self._out is None or self._out.is_closing():
+            return
+        self.resume_reading()
+        self._lingers = True
+        self._since = self.services.loop.time()
+        self._out.write_eof()
+
+    def abort(self) -> None:
+        """At once and uncleanly: the client sees an incomplete message."""
+        self._drop_work()
+        if self._out is not None:
+            self._out.abort()
+
+    def drain(self) -> None:
+        """Close now if no request is being answered; else after its reply, which says so if it has not begun."""
+        if not self._is_busy and not self._is_done:
+            self._close()
+
+    def _client_ended(self, _cleanly: bool) -> None:
+        was_busy = self._is_busy
+        self._drop_work()
+        if self._transport is not None:
+            self._transport.abort() if was_busy else self._transport.close()
+
+    def _tls_failed(self, error: ssl.SSLError) -> None:
+        log.debug("client_tls_failed", reason=error.reason)
+        self._drop_work()
+        if self._transport is not None:
+            self._transport.close()  # after the alert
+
+    def _drop_work(self) -> None:
+        self._is_done = True
+        self._held.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        exchange = self._exchange
+        if exchange is not None:
+            self.services.counters.client_gone += 1
+            exchange.client_gone()
+            self._forget_exchange(exchange)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Called about twice a second: what has taken too long ends."""
+        limits = self.services.timeouts
+        if self._is_done:
+            self._end_linger(now)
+        elif self._exchange is not None:
+            if now - self._exchange.active_at > limits.silence:
+                self._exchange.cut(self._silence_refusal(self._exchange))
+        elif self._is_busy:
+            return  # its waits have limits of their own
+        elif self._has_partial_head:
+            if now - self._since > limits.header:
+                self._request_id = self.services.request_ids.next()
+                self._head = None
+                self._refuse(Refusal(RefusalCode.REQUEST_TIMEOUT, "The head did not arrive in time."), close=True)
+        elif now - self._since > (limits.header if self._awaits_hello else limits.idle):
+            self._close()
+
+    def _end_linger(self, now: float) -> None:
+        """A client that does not read its last reply either is not waited for without end."""
+        is_read = self._transport is None or not self._transport.get_write_buffer_size()
+        if now - self._since > (LINGER_SECONDS if is_read else self.services.timeouts.silence):
+            self.abort()
+
+    @staticmethod
+    def _silence_refusal(exchange: Exchange) -> Refusal:
+        if exchange.wants_body:
+            return Refusal(RefusalCode.REQUEST_TIMEOUT, "The request's body stopped coming.")
+        return Refusal(RefusalCode.UPSTREAM_TIMEOUT, "The destination fell silent.", "Try again, or ask for a stream.")
+
+    @property
+    def paused_descriptor(self) -> int | None:
+        """The socket to look at for a hang-up while nothing is read from it; None while it is read."""
+        if not self._is_paused or self._transport is None or self._transport.is_closing():
+            return None
+        sock = self._transport.get_extra_info("socket")
+        return sock.fileno() if sock is not None else None
+
+    def hung_up(self) -> None:
+        """The client left while it was not being read."""
+        self._client_ended(False)
+
+
+def _nothing() -> None:
+    pass

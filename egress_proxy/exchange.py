@@ -1,0 +1,372 @@
+"""One request and its reply: bytes carried both ways, as they come, with the pace of the slower side.
+
+This is the hot path: no task, no timer, no buffer of its own beyond a head or a piece of a chunk line (`make bench`
+shows what these cost). It is driven by the client's connection on one side and the upstream's on the other.
+
+Rules:
+- The secret leaves in one write, and is kept nowhere.
+- Whatever of a swapped reply reaches the client went through the scrubber, its head included. Coded bodies cannot be
+  scrubbed, and are refused.
+- A reply that breaks off is never ended cleanly: the client's connection is aborted (RFC 9112 §8).
+- A client that is gone takes its upstream connection with it, at once.
+- Trailers are dropped, both ways. A half-closed client counts as gone.
+- `Expect: 100-continue` is the upstream's to answer; when it says nothing for `CONTINUE_SECONDS`, the proxy does,
+  because clients wait a second or for ever (RFC 9110 §10.1.1).
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from control_plane.contract.placeholder import GenuineToken
+from control_plane.contract.refusal import Refusal, RefusalCode
+from egress_proxy.core.decision import Forward
+from egress_proxy.core.http1 import (
+    HEAD_END,
+    LAST_CHUNK,
+    MAX_HEAD_BYTES,
+    ChunkedReader,
+    ChunkError,
+    Framing,
+    ResponseHead,
+    UpstreamProtocolError,
+    chunk,
+    parse_response_head,
+)
+from egress_proxy.core.scrub import Scrubber
+from egress_proxy.core.substitution import needles, render_request, render_response
+from egress_proxy.upstream import UpstreamConnection
+
+if TYPE_CHECKING:
+    from egress_proxy.client import ClientConnection
+
+CONTINUE_SECONDS: Final = 0.4
+MAX_INTERIM_REPLIES: Final = 16
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_REPEATABLE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+
+
+class Exchange:
+    """Begins when an upstream connection is there; ends with `client.exchange_ended` or `client.exchange_failed`."""
+
+    __slots__ = (
+        "_chunks_in",
+        "_chunks_out",
+        "_client",
+        "_continue_timer",
+        "_interim_replies",
+        "_is_on_used_connection",
+        "_is_paused_by_client",
+        "_loop",
+        "_may_continue",
+        "_reply",
+        "_reply_buffer",
+        "_reply_framing",
+        "_reply_left",
+        "_request_left",
+        "_scrubber",
+        "_upstream",
+        "active_at",
+        "closes_client",
+        "forward",
+        "proxy_credential",
+        "request_id",
+        "wants_body",
+        "was_retried",
+    )
+
+    def __init__(
+        self,
+        client: "ClientConnection",
+        forward: Forward,
+        *,
+        request_id: str,
+        proxy_credential: GenuineToken | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`proxy_credential` is the connection's own, where it has one."""
+        head = forward.head
+        self._client = client
+        self._loop = loop
+        self._upstream: UpstreamConnection | None = None
+        self._is_on_used_connection = False
+        self._scrubber = Scrubber(needles(forward.swaps)) if forward.swaps else None
+        # the request's body
+        self.wants_body = head.framing is Framing.CHUNKED or head.content_length > 0
+        self._request_left = head.content_length
+        self._chunks_in = ChunkedReader() if head.framing is Framing.CHUNKED else None
+        self._may_continue = head.expects_continue and self.wants_body
+        self._continue_timer: asyncio.TimerHandle | None = None
+        # the reply
+        self._interim_replies = 0
+        self._reply: ResponseHead | None = None
+        self._reply_buffer = b""
+        self._reply_framing = Framing.NONE
+        self._reply_left = 0
+        self._chunks_out: ChunkedReader | None = None
+        self._is_paused_by_client = False
+        self.active_at = 0.0
+        self.closes_client = not head.keep_alive
+        self.forward = forward
+        self.proxy_credential = proxy_credential
+        self.request_id = request_id
+        self.was_retried = False
+
+    @property
+    def status(self) -> int | None:
+        """The reply's, once its head is there."""
+        return self._reply.status if self._reply is not None else None
+
+    @property
+    def hits(self) -> int:
+        """How often the secret was overwritten in the reply."""
+        return self._scrubber.hits if self._scrubber is not None else 0
+
+    # --- the request ---
+
+    def begin(self, upstream: UpstreamConnection, *, client_is_slow: bool) -> None:
+        """Send the head; the body follows through `request_data`."""
+        forward = self.forward
+        self._upstream = upstream
+        self._is_on_used_connection = upstream.was_used
+        self.active_at = self._loop.time()
+        upstream.reader = self
+        if client_is_slow:
+            self.client_pause_writing()
+        upstream.write(
+            render_request(forward.head, endpoint=forward.endpoint, target=forward.target, swaps=forward.swaps)
+        )
+        if self._may_continue:
+            self._continue_timer = self._loop.call_later(CONTINUE_SECONDS, self._continue_ourselves)
+
+    def request_data(self, data: bytes) -> bytes:
+        """Send what of `data` belongs to this request's body; gives back the bytes after it."""
+        upstream = self._upstream
+        if upstream is None:
+            return data
+        self.active_at = self._loop.time()
+        self._no_continue()
+        if self._chunks_in is None:
+            body, rest = data[: self._request_left], data[self._request_left :]
+            self._request_left -= len(body)
+            self.wants_body = self._request_left > 0
+            upstream.write(body)
+            return rest
+        try:
+            pieces = [chunk(piece) for piece in self._chunks_in.feed(data)]
+        except ChunkError:
+            self._fail(RefusalCode.AMBIGUOUS_FRAMING, "The chunked body is not well formed.")
+            return b""
+        if self._chunks_in.complete:
+            self.wants_body = False
+            pieces.append(LAST_CHUNK)
+        upstream.write(b"".join(pieces))
+        return self._chunks_in.rest
+
+    # --- the reply: what the upstream connection calls ---
+
+    def upstream_data(self, data: bytes) -> None:
+        self.active_at = self._loop.time()
+        try:
+            out = self._reply_head(data) if self._reply is None else self._reply_body(data)
+        except UpstreamProtocolError as error:
+            self._fail(RefusalCode.UPSTREAM_PROTOCOL_ERROR, f"The upstream's reply cannot be passed on: {error}.")
+            return
+        if out:
+            self._client.write(out)
+        if self._reply is not None and self._reply_framing is Framing.NONE:
+            self._reply_is_complete()
+
+    def upstream_ended(self, *, cleanly: bool) -> None:
+        self._upstream = None
+        if self._reply is not None and self._reply_framing is Framing.UNTIL_CLOSE and cleanly:
+            self._client.write(self._last_of_reply())
+            self._reply_is_complete()
+        elif self._reply is None and not self._reply_buffer and self._may_be_repeated():
+            self.was_retried = True
+            self._client.exchange_to_be_repeated(self)
+        else:
+            self._fail(
+                RefusalCode.UPSTREAM_PROTOCOL_ERROR,
+                "The upstream closed the connection before its reply was complete.",
+                "The request may have been carried out; look before you repeat it.",
+            )
+
+    def upstream_pause_writing(self) -> None:
+        self._client.pause_reading()
+
+    def upstream_resume_writing(self) -> None:
+        self._client.resume_reading()
+
+    # --- what the client connection calls ---
+
+    def client_pause_writing(self) -> None:
+        self._is_paused_by_client = True
+        if self._upstream is not None:
+            self._upstream.pause_reading()
+
+    def client_resume_writing(self) -> None:
+        self._is_paused_by_client = False
+        if self._upstream is not None:
+            self._upstream.resume_reading()
+
+    def client_gone(self) -> None:
+        self._release(reusable=False)
+
+    def cut(self, refusal: Refusal) -> None:
+        """End it now, whatever its state: with this refusal, or by breaking off a reply that has begun."""
+        self._release(reusable=False)
+        self._client.exchange_failed(self, refusal)
+
+    # --- the reply's head ---
+
+    def _reply_head(self, data: bytes) -> bytes:
+        """What to send on, from bytes that hold (a part of) a head. Raises `UpstreamProtocolError`."""
+        data = self._reply_buffer + data if self._reply_buffer else data
+        self._reply_buffer = b""
+        interim = b""
+        while True:
+            end = data.find(HEAD_END)
+            if end < 0:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise UpstreamProtocolError("the reply's head is too large")
+                if not b"HTTP/1.".startswith(data[:7]):
+                    raise UpstreamProtocolError("the reply is not HTTP/1.1")
+                self._reply_buffer = data
+                return interim
+            end += len(HEAD_END)
+            head = parse_response_head(data[:end], request_method=self.forward.head.method)
+            data = data[end:]
+            if head.status >= 200:
+                return interim + self._final_head(head, data)
+            interim += self._interim_head(head)
+
+    def _interim_head(self, head: ResponseHead) -> bytes:
+        self._interim_replies += 1
+        if self._interim_replies > MAX_INTERIM_REPLIES:
+            raise UpstreamProtocolError("the upstream sends interim replies without end")
+        if head.status == 100:
+            if not self._may_continue:
+                return b""  # not asked for, or the proxy was quicker
+            self._no_continue()
+        return self._scrubbed_head(render_response(head, framing=Framing.NONE, close=False))
+
+    def _final_head(self, head: ResponseHead, body: bytes) -> bytes:
+        self._no_continue()
+        if self._scrubber is not None and head.framing is not Framing.NONE and _is_coded(head):
+            self._fail(
+                RefusalCode.RESPONSE_LEAK_BLOCKED,
+                "The upstream answered in a content coding that was not asked for, so the reply cannot be searched.",
+            )
+            return b""
+        self._reply = head
+        self._reply_left = head.content_length
+        if head.framing is Framing.CHUNKED:
+            self._chunks_out = ChunkedReader()
+        # A body without a length goes on in chunks, so that the client can tell its end from a cut.
+        to_client = Framing.CHUNKED if head.framing is Framing.UNTIL_CLOSE else head.framing
+        # The rest of a body that the upstream no longer wants cannot be told from a next request.
+        self.closes_client = self.closes_client or self.wants_body or self._client.is_draining
+        rendered = self._scrubbed_head(render_response(head, framing=to_client, close=self.closes_client))
+        has_no_body = head.framing is Framing.LENGTH and head.content_length == 0
+        self._reply_framing = Framing.NONE if has_no_body else head.framing
+        if self._reply_framing is not Framing.NONE:
+            return rendered + self._reply_body(body) if body else rendered
+        self._note_unasked(body)
+        return rendered
+
+    def _scrubbed_head(self, rendered: bytes) -> bytes:
+        return rendered if self._scrubber is None else self._scrubber.head(rendered)
+
+    # --- the reply's body ---
+
+    def _reply_body(self, data: bytes) -> bytes:
+        """What to send on, from bytes that hold (a part of) the body. Raises `UpstreamProtocolError`."""
+        if self._reply_framing is Framing.LENGTH:
+            left = self._reply_left
+            if len(data) < left:
+                self._reply_left = left - len(data)
+                return data if self._scrubber is None else self._scrubber.feed(data)
+            body, unasked = data[:left], data[left:]
+            self._reply_framing = Framing.NONE
+            self._note_unasked(unasked)
+            return body if self._scrubber is None else self._scrubber.feed(body) + self._scrubber.finish()
+        if self._reply_framing is Framing.UNTIL_CLOSE:
+            body = data if self._scrubber is None else self._scrubber.feed(data)
+            return chunk(body) if body else b""
+        if self._chunks_out is None:
+            self._note_unasked(data)
+            return b""
+        try:
+            body = b"".join(self._chunks_out.feed(data))
+        except ChunkError as error:
+            raise UpstreamProtocolError(str(error)) from None
+        if self._scrubber is not None:
+            body = self._scrubber.feed(body)
+        out = chunk(body) if body else b""
+        if self._chunks_out.complete:
+            self._reply_framing = Framing.NONE
+            self._note_unasked(self._chunks_out.rest)
+            out += self._last_of_reply()
+        return out
+
+    def _last_of_reply(self) -> bytes:
+        held = self._scrubber.finish() if self._scrubber is not None else b""
+        return (chunk(held) if held else b"") + LAST_CHUNK
+
+    def _note_unasked(self, data: bytes) -> None:
+        """Bytes after the reply's end: whatever they are, the connection is not used again."""
+        if data and self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.close()
+
+    # --- ends ---
+
+    def _reply_is_complete(self) -> None:
+        reply = self._reply
+        assert reply is not None
+        was_read_whole = not self.wants_body
+        self._release(reusable=reply.keep_alive and was_read_whole)
+        self._client.exchange_ended(self, body_is_unread=not was_read_whole)
+
+    def _fail(self, code: RefusalCode, detail: str, hint: str = "") -> None:
+        self._release(reusable=False)
+        self._client.exchange_failed(self, Refusal(code, detail, hint))
+
+    def _release(self, *, reusable: bool) -> None:
+        self._no_continue()
+        upstream, self._upstream = self._upstream, None
+        if upstream is None:
+            return
+        upstream.reader = None
+        # The trap of a slow client: its upstream is still paused when the reply ends, and would hang the next request.
+        if reusable and not self._is_paused_by_client:
+            self._client.services.upstreams.give_back(upstream)
+        else:
+            upstream.close()
+
+    def _may_be_repeated(self) -> bool:
+        """A pooled connection may have been closed at the other end just as it was taken. Only what is safe to carry
+        out twice is sent again, and only when nothing of a reply came (RFC 9110 §9.2.2, RFC 9112 §9.3.1)."""
+        head = self.forward.head
+        is_stale = self._is_on_used_connection and not self.was_retried
+        return is_stale and head.method in _REPEATABLE and head.framing is Framing.NONE
+
+    def _continue_ourselves(self) -> None:
+        self._continue_timer = None
+        if self._may_continue and self._reply is None:
+            self._may_continue = False
+            self._client.write(CONTINUE)
+
+    def _no_continue(self) -> None:
+        self._may_continue = False
+        if self._continue_timer is not None:
+            self._continue_timer.cancel()
+            self._continue_timer = None
+
+
+def _is_coded(head: ResponseHead) -> bool:
+    return any(
+        field.name == b"content-encoding" and field.value.lower() != b"identity"
+        for field in head.fields
+        if field.special
+    )

@@ -1,0 +1,163 @@
+"""Listeners, the tick, the drain: one worker's connections from outside.
+
+Rule: time is watched by one tick for all connections, twice a second, never by a timer for each. A client that is not
+being read (its upstream is slower) is asked by `poll` whether it hung up, because no read would tell.
+"""
+
+import asyncio
+import select
+import socket
+import ssl
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from control_plane.contract.refusal import Refusal, RefusalCode
+from control_plane.contract.wire import Event
+from egress_proxy.addresses import OwnListeners
+from egress_proxy.ca import harden_server_context
+from egress_proxy.client import ClientConnection
+from egress_proxy.core.decision import Mode
+from egress_proxy.exchange import Exchange
+from egress_proxy.listen import ListenAddress
+from egress_proxy.services import Services
+from egress_proxy.upstream import Upstreams
+
+TICK_SECONDS: Final = 0.5
+BACKLOG: Final = 1024
+_HUNG_UP: Final = select.POLLERR | select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+
+log = structlog.get_logger("egress_proxy")
+
+
+def open_socket(address: ListenAddress, *, is_shared: bool) -> socket.socket:
+    """A bound socket. Shared: other processes bind the same port, and the kernel spreads connections over them."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    sock.setblocking(False)
+    sock.bind((address.host, address.port))
+    return sock
+
+
+def listener_context(cert_file: Path | None, key_file: Path | None) -> ssl.SSLContext | None:
+    """For listeners that other machines reach."""
+    if cert_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    harden_server_context(context)
+    context.load_cert_chain(cert_file, key_file)
+    return context
+
+
+class Server:
+    """Accepts clients of both modes, and sees to it that each of them ends."""
+
+    def __init__(
+        self, services: Services, upstreams: Upstreams, own: OwnListeners, *, context: ssl.SSLContext | None
+    ) -> None:
+        self._services = services
+        self._upstreams = upstreams
+        self.own = own
+        self._context = context
+        self._listeners: list[asyncio.Server] = []
+        self._tick_timer: asyncio.TimerHandle | None = None
+
+    async def listen(self, mode: Mode, sock: socket.socket) -> int:
+        """Start accepting; gives the port."""
+        host, port = sock.getsockname()[:2]
+        self.own.add(host, port)
+        listener = await self._services.loop.create_server(
+            lambda: ClientConnection(self._services, mode, listener_context=self._context), sock=sock, backlog=BACKLOG
+        )
+        self._listeners.append(listener)
+        if self._tick_timer is None:
+            self._tick()
+        return int(port)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """No new connections, idle ones closed, the rest let finish up to the grace, then cut."""
+        services = self._services
+        services.is_draining = True
+        for listener in self._listeners:
+            listener.close()
+        for client in list(services.clients):
+            client.drain()
+        if services.clients:
+            try:
+                async with asyncio.timeout(grace_seconds):
+                    await services.all_gone.wait()
+            except TimeoutError:
+                log.warning("drain_cut", connections=len(services.clients))
+        self.close()
+
+    def close(self) -> None:
+        """Everything, at once."""
+        self._services.is_draining = True
+        for listener in self._listeners:
+            listener.close()
+        for client in list(self._services.clients):
+            client.abort()
+        self._upstreams.close()
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+            self._tick_timer = None
+
+    def cut_revoked(self, event: Event) -> None:
+        """End every exchange whose authority this event takes away."""
+        refusal = Refusal(RefusalCode.REVOKED_PLACEHOLDER, "What this request was allowed by has been revoked.")
+        for exchange in [each for each in self._services.exchanges if is_touched(each, event)]:
+            self._services.counters.streams_cut += 1
+            exchange.cut(refusal)
+
+    def _tick(self) -> None:
+        loop = self._services.loop
+        self._tick_timer = loop.call_later(TICK_SECONDS, self._tick)
+        now = loop.time()
+        for client in list(self._services.clients):
+            client.tick(now)
+        self._upstreams.tick(now)
+        self._notice_hang_ups()
+
+    def _notice_hang_ups(self) -> None:
+        paused = {
+            descriptor: client
+            for client in self._services.clients
+            if (descriptor := client.paused_descriptor) is not None
+        }
+        if not paused:
+            return
+        poll = select.poll()
+        for descriptor in paused:
+            poll.register(descriptor, _HUNG_UP)
+        for descriptor, _ in poll.poll(0):
+            paused[descriptor].hung_up()
+
+
+def is_touched(exchange: Exchange, event: Event) -> bool:
+    """Whether the authority of a request under way is what this event is about."""
+    forward = exchange.forward
+    caller = forward.caller
+    match event.kind:
+        case "placeholder":
+            return any(binding.placeholder_id == event.id for binding in forward.bindings)
+        case "grant":
+            return any(event.id in binding.grant_ids for binding in forward.bindings)
+        case "credential":
+            return any(binding.credential_id == event.id for binding in forward.bindings)
+        case "session":
+            return caller.session == event.id
+        case "tenant":
+            return caller.tenant == (event.tenant or event.id)
+        case "policy":
+            # A rule was taken back: what goes without a credential went by a rule.
+            return caller.tenant == event.tenant and not forward.bindings
+        case "proxy_credential":
+            return exchange.proxy_credential is not None and exchange.proxy_credential.fingerprint == event.id
+        case "tag_keys" | "heartbeat":
+            return False

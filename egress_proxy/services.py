@@ -1,0 +1,82 @@
+"""What every connection of one worker shares, wired by `bootstrap`."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from control_plane.contract.destination import Endpoint
+from control_plane.contract.wire import Ask
+from egress_proxy.audit import AuditSpool
+from egress_proxy.ca import LeafContexts
+from egress_proxy.core.view import CacheView
+from egress_proxy.metrics import Counters
+from egress_proxy.upstream import UpstreamConnection
+
+if TYPE_CHECKING:
+    from egress_proxy.client import ClientConnection
+    from egress_proxy.exchange import Exchange
+
+
+class Pool(Protocol):
+    """Where exchanges get their upstream connections from; see `upstream.Upstreams`."""
+
+    def take(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection | None: ...
+
+    async def connect(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection: ...
+
+    def give_back(self, connection: UpstreamConnection) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. Watched by one coarse tick for all connections, not by a timer for each."""
+
+    header: float = 15.0
+    idle: float = 75.0
+    silence: float = 900.0
+
+
+class RequestIds:
+    """Names for requests and events: random once for the process, then counted."""
+
+    __slots__ = ("_count", "_process")
+
+    def __init__(self) -> None:
+        self._process = secrets.token_hex(8)
+        self._count = 0
+
+    def next(self) -> str:
+        self._count += 1
+        return f"{self._process}-{self._count:x}"
+
+
+@dataclass(slots=True)
+class Services:
+    """Mutable only in its registries and in `is_draining`."""
+
+    loop: asyncio.AbstractEventLoop
+    view: CacheView
+    ask: Callable[[Ask], Awaitable[None]]
+    """Has the control plane answer a question into the view. Never raises for an outage: the view then refuses."""
+    upstreams: Pool
+    audit: AuditSpool
+    leaf_contexts: LeafContexts
+    counters: Counters
+    clock: Callable[[], float]
+    """Unix seconds."""
+    proxy_id: str
+    timeouts: Timeouts = Timeouts()
+    path_credential_allowed: bool = False
+    request_ids: RequestIds = field(default_factory=RequestIds)
+    clients: "set[ClientConnection]" = field(default_factory=set)
+    exchanges: "set[Exchange]" = field(default_factory=set)
+    is_draining: bool = False
+    all_gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while draining, once the last client connection is closed."""
+
+    def client_closed(self, client: "ClientConnection") -> None:
+        self.clients.discard(client)
+        if self.is_draining and not self.clients:
+            self.all_gone.set()

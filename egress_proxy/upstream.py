@@ -1,0 +1,352 @@
+"""Connections to upstreams: dialled to a checked address, verified, pooled, and handed to one exchange at a time.
+
+Rules: the pool's key holds the tenant and the checked address, so that no connection is shared across tenants or
+outlives what was judged (the set of CAs is one for the process; there are no client certificates yet); a connection
+that is paused, has unread bytes, or got bytes nobody asked for is closed, never pooled; the certificate is verified
+against the canonical host, always.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from control_plane.contract.destination import Endpoint
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from egress_proxy.addresses import AddressBook, OwnListeners, check_addresses, judge
+from egress_proxy.metrics import Counters
+from egress_proxy.tls import Lower, TlsLayer
+
+STAGGER_SECONDS: Final = 0.25
+"""How long one address may take before the next is tried beside it (RFC 8305 §5)."""
+WRITE_HIGH_WATER_BYTES: Final = 262_144
+
+PoolKey = tuple[str, Endpoint, str]
+"""(tenant, endpoint, checked address)."""
+
+
+class Reader(Protocol):
+    """Who gets what an upstream sends: the exchange that has the connection now."""
+
+    def upstream_data(self, data: bytes) -> None: ...
+    def upstream_ended(self, *, cleanly: bool) -> None:
+        """The upstream sends no more. Not cleanly: reset, or TLS without close_notify."""
+
+    def upstream_pause_writing(self) -> None: ...
+    def upstream_resume_writing(self) -> None: ...
+
+
+def upstream_tls_context(ca_files: tuple[Path, ...]) -> ssl.SSLContext:
+    """Verifies against the system's roots and these, TLS ≥ 1.2, HTTP/1.1 only."""
+    context = ssl.create_default_context()
+    for file in ca_files:
+        context.load_verify_locations(cafile=file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection. `reader` is the exchange that has it; None while it is idle, and then any byte closes it."""
+
+    __slots__ = (
+        "_closed",
+        "_established",
+        "_is_paused",
+        "_is_write_paused",
+        "_loop",
+        "_lower",
+        "_on_closed",
+        "_tls",
+        "_transport",
+        "idle_since",
+        "key",
+        "reader",
+        "requests",
+    )
+
+    def __init__(
+        self, *, loop: asyncio.AbstractEventLoop, key: PoolKey, on_closed: Callable[["UpstreamConnection"], None]
+    ) -> None:
+        self._loop = loop
+        self._on_closed = on_closed
+        self._transport: asyncio.Transport | None = None
+        self._tls: TlsLayer | None = None
+        self._lower: Lower | None = None
+        self._established: asyncio.Future[None] | None = None
+        self._closed = False
+        self._is_paused = False
+        self._is_write_paused = False
+        self.key = key
+        self.reader: Reader | None = None
+        self.requests = 0
+        self.idle_since = 0.0
+
+    @property
+    def is_reusable(self) -> bool:
+        return not self._closed and not self._is_paused and not self._is_write_paused
+
+    @property
+    def was_used(self) -> bool:
+        """Whether it carried a request before this one: then it may have been closed at the other end just now."""
+        return self.requests > 1
+
+    # --- what the exchange does with it ---
+
+    def write(self, data: bytes) -> None:
+        if self._lower is not None and not self._closed:
+            self._lower.write(data)
+
+    def pause_reading(self) -> None:
+        if not self._is_paused and not self._closed and self._lower is not None:
+            self._is_paused = True
+            self._lower.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_paused and not self._closed and self._lower is not None:
+            self._is_paused = False
+            self._lower.resume_reading()
+
+    def close(self) -> None:
+        """At once: nothing more is wanted from it, and nothing that was not yet written is worth sending."""
+        self._closed = True
+        self.reader = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- dialling ---
+
+    async def secure(self, context: ssl.SSLContext, host: str) -> None:
+        """TLS, verified for the host. Raises `ssl.SSLError` or `ConnectionError`."""
+        assert self._transport is not None
+        self._established = self._loop.create_future()
+        self._tls = TlsLayer(
+            loop=self._loop,
+            lower=self._transport,
+            context=context,
+            server_hostname=host,
+            on_established=self._secured,
+            on_data=self._received,
+            on_end=self._ended,
+            on_failure=self._failed,
+        )
+        self._lower = self._tls
+        self._tls.start()
+        await self._established
+
+    def _secured(self) -> None:
+        if self._established is not None and not self._established.done():
+            self._established.set_result(None)
+
+    # --- what the transport calls ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._transport = transport
+        self._lower = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._tls is not None:
+            self._tls.feed(data)
+        else:
+            self._received(data)
+
+    def eof_received(self) -> bool:
+        if self._tls is not None:
+            self._tls.feed_eof()
+        else:
+            self._ended(True)
+        return False  # the transport closes itself: a half-open upstream is of no use
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail_establishing(exc or ConnectionResetError("the upstream closed the connection"))
+        reader, self.reader = self.reader, None
+        self._closed = True
+        self._on_closed(self)
+        if reader is not None:
+            reader.upstream_ended(cleanly=False)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        if self.reader is not None:
+            self.reader.upstream_pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        if self.reader is not None:
+            self.reader.upstream_resume_writing()
+
+    # --- one way for plain and TLS ---
+
+    def _received(self, data: bytes) -> None:
+        if self.reader is None:
+            self.close()  # bytes that nobody asked for
+        else:
+            self.reader.upstream_data(data)
+
+    def _ended(self, cleanly: bool) -> None:
+        self._fail_establishing(ConnectionResetError("the upstream closed the connection"))
+        reader, self.reader = self.reader, None
+        self._closed = True
+        if reader is not None:
+            reader.upstream_ended(cleanly=cleanly)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _failed(self, error: ssl.SSLError) -> None:
+        self._fail_establishing(error)
+        self._ended(False)
+
+    def _fail_establishing(self, error: Exception) -> None:
+        if self._established is not None and not self._established.done():
+            self._established.set_exception(error)
+
+
+class Upstreams:
+    """Gives each exchange a connection: an idle one at once, or a new one after a while."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        book: AddressBook,
+        own: OwnListeners,
+        context: ssl.SSLContext,
+        connect_timeout_seconds: float,
+        idle_seconds: float,
+        per_key: int,
+        counters: Counters,
+    ) -> None:
+        self._loop = loop
+        self._book = book
+        self._own = own
+        self._context = context
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._idle_seconds = idle_seconds
+        self._per_key = per_key
+        self._counters = counters
+        self._idle: dict[PoolKey, list[UpstreamConnection]] = {}
+        self._all: set[UpstreamConnection] = set()
+
+    @property
+    def open_count(self) -> int:
+        return len(self._all)
+
+    def take(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection | None:
+        """An idle connection to an address that may be dialled for this request, or None."""
+        for address in self._book.cached(endpoint.host) or ():
+            if not (allow_private or judge(address)):
+                return None
+            idle = self._idle.get((tenant, endpoint, address))
+            while idle:
+                connection = idle.pop()
+                if connection.is_reusable:
+                    connection.requests += 1
+                    return connection
+        return None
+
+    async def connect(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection:
+        """A new, verified connection. Raises `RefusedError`."""
+        try:
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                addresses = await self._book.look_up(endpoint.host)
+                check_addresses(addresses, port=endpoint.port, allow_private=allow_private, own=self._own)
+                connection = await self._first_to_answer(tenant, endpoint, addresses)
+                if endpoint.scheme == "https":
+                    await self._verified(connection, endpoint)
+        except TimeoutError:
+            raise RefusedError(
+                Refusal(RefusalCode.UPSTREAM_TIMEOUT, "The destination did not answer in time.", "Try again shortly.")
+            ) from None
+        connection.requests += 1
+        self._counters.upstream_connections += 1
+        return connection
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """After a reply that was read to its end. Pools it, or closes it where it could be anything but idle."""
+        connection.reader = None
+        idle = self._idle.setdefault(connection.key, [])
+        if not connection.is_reusable or len(idle) >= self._per_key:
+            connection.close()
+            return
+        connection.idle_since = self._loop.time()
+        idle.append(connection)
+
+    def tick(self, now: float) -> None:
+        """Close what idled too long. Called now and then."""
+        for key, idle in list(self._idle.items()):
+            for connection in [each for each in idle if now - each.idle_since > self._idle_seconds]:
+                idle.remove(connection)
+                connection.close()
+            if not idle:
+                del self._idle[key]
+
+    def close(self) -> None:
+        for connection in list(self._all):
+            connection.close()
+
+    async def _first_to_answer(self, tenant: str, endpoint: Endpoint, addresses: tuple[str, ...]) -> UpstreamConnection:
+        """Each address in turn, the next one beside it when one takes long; the first to answer wins."""
+        attempts: set[asyncio.Task[UpstreamConnection]] = set()
+        waiting = list(addresses)
+        try:
+            while waiting or attempts:
+                if waiting:
+                    attempts.add(asyncio.ensure_future(self._dial(tenant, endpoint, waiting.pop(0))))
+                done, attempts = await asyncio.wait(
+                    attempts, timeout=STAGGER_SECONDS if waiting else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for attempt in done:
+                    if attempt.exception() is None:
+                        return attempt.result()
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+                attempt.add_done_callback(_close_late_winner)
+        raise RefusedError(
+            Refusal(
+                RefusalCode.UPSTREAM_UNREACHABLE,
+                "The destination refused the connection or cannot be reached.",
+                "Check that the service is up, and that the proxy's machine may reach it.",
+            )
+        )
+
+    async def _dial(self, tenant: str, endpoint: Endpoint, address: str) -> UpstreamConnection:
+        connection = UpstreamConnection(loop=self._loop, key=(tenant, endpoint, address), on_closed=self._forget)
+        await self._loop.create_connection(lambda: connection, address, endpoint.port)
+        self._all.add(connection)
+        return connection
+
+    async def _verified(self, connection: UpstreamConnection, endpoint: Endpoint) -> None:
+        try:
+            await connection.secure(self._context, endpoint.host)
+        except ssl.SSLCertVerificationError:
+            connection.close()
+            raise RefusedError(
+                Refusal(
+                    RefusalCode.UPSTREAM_UNVERIFIED,
+                    "The destination's certificate is not one that the proxy trusts for this host.",
+                    "For a private CA, add its certificate to COATCHECK_PROXY_UPSTREAM_CA_FILES (--upstream-ca).",
+                )
+            ) from None
+        except (ssl.SSLError, OSError):
+            connection.close()
+            raise RefusedError(
+                Refusal(RefusalCode.UPSTREAM_UNREACHABLE, "TLS could not be agreed with the destination.")
+            ) from None
+        except BaseException:  # cancelled, or out of time
+            connection.close()
+            raise
+
+    def _forget(self, connection: UpstreamConnection) -> None:
+        self._all.discard(connection)
+        idle = self._idle.get(connection.key)
+        if idle and connection in idle:
+            idle.remove(connection)
+
+
+def _close_late_winner(attempt: "asyncio.Task[UpstreamConnection]") -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().close()
