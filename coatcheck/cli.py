@@ -1,0 +1,136 @@
+"""The `coatcheck` command: every noun wired to its module, and the border at which each failure becomes one line.
+
+Exit status: 0 done; 1 refused or failed, with one line on standard error that says why and what to do; 2 wrong usage;
+`run` exits with CMD's own status. No traceback is ever shown: an error of ours names its type and place instead.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from coatcheck import allow, audit, ca, credential, grant, placeholder, serve
+from coatcheck.demo import demo
+from coatcheck.doctor import doctor
+from coatcheck.exchange import exchange
+from coatcheck.explain import why
+from coatcheck.run import run
+from coatcheck.secret_input import NEVER_AN_ARGUMENT, OPTIONS_PEOPLE_TRY
+from coatcheck.stack import down, status, up
+from coatcheck.terminal import CommandError, Invocation, complain
+
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+READER_GONE: Final = 141  # 128 + SIGPIPE
+_OURS: Final = ("coatcheck", "control_plane", "egress_proxy", "runtime")
+
+app = typer.Typer(
+    name="coatcheck",
+    help="Agents carry the ticket, never the key: run programs with placeholders instead of API keys.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    home: Annotated[Path, typer.Option(metavar="DIR", envvar="COATCHECK_HOME", help="The state folder.")] = Path(
+        "~/.coatcheck"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON.")] = False,
+) -> None:
+    context.obj = Invocation(Path(os.path.abspath(home.expanduser())), as_json)  # noqa: PTH100 - keeps symbolic links
+
+
+app.command("up")(up)
+app.command("down")(down)
+app.command("status")(status)
+app.add_typer(credential.app, name="credential")
+app.add_typer(grant.app, name="grant")
+app.add_typer(allow.app, name="allow")
+app.command("exchange")(exchange)
+app.add_typer(placeholder.app, name="placeholder")
+app.command("run", context_settings={"allow_interspersed_args": False})(run)
+app.add_typer(audit.app, name="audit")
+app.command("why")(why)
+app.add_typer(ca.app, name="ca")
+app.command("doctor")(doctor)
+app.command("demo")(demo)
+app.add_typer(serve.app, name="serve")
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """One command; its exit status."""
+    try:
+        result = app(args=json_first(arguments), prog_name="coatcheck", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except CommandError as error:
+        complain(str(error))
+        return error.exit_code
+    except typer.TyperException as error:
+        return _wrong_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has had enough; what is still buffered must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except Exception as error:
+        complain(_unexpected(error))
+        return 1
+
+
+def json_first(arguments: Sequence[str]) -> list[str]:
+    """`--json` is taken after the command too, except in `run`, where it may be CMD's own."""
+    own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
+    rest = list(arguments[len(own) :])
+    if "run" in own or "--json" not in own:
+        return [*own, *rest]
+    return ["--json", *(argument for argument in own if argument != "--json"), *rest]
+
+
+def _wrong_usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(error.format_message() + "\n")
+        return error.exit_code
+    path = context.command_path if context is not None else "coatcheck"
+    if _was_a_secret(error, path):
+        complain(NEVER_AN_ARGUMENT)
+    else:
+        said = error.format_message().strip().rstrip(".")
+        complain(f"{said[:1].lower()}{said[1:]}; see '{path} --help'")
+    return error.exit_code
+
+
+def _was_a_secret(error: typer.TyperException, path: str) -> bool:
+    """Whether somebody gave a secret as an argument: then not even the message may repeat it."""
+    if not path.startswith("coatcheck credential"):
+        return False
+    return getattr(error, "option_name", None) in OPTIONS_PEOPLE_TRY or "unexpected extra argument" in error.message
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if type(error).__module__.partition(".")[0] in _OURS:
+        return str(error)  # an error type of ours says what happened, and holds no secret
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_ours(frame.filename)]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
+    return f"an error of ours ({type(error).__name__} at {place}); please report it"
+
+
+def _is_ours(file: str) -> bool:
+    return any(f"/{package}/" in file for package in _OURS) and "site-packages" not in file

@@ -1,0 +1,229 @@
+"""The control plane's HTTP API as the commands use it.
+
+Rule: every failure becomes one `CommandError` that says what happened and what to do, with the control plane's own
+words where it has some. Proxies and CA variables of the shell are ignored: the local control plane is on loopback.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import httpx
+
+from coatcheck.state import RUNTIME_CLIENT, TENANT, StateFolder
+from coatcheck.terminal import CommandError
+from control_plane.contract.headers import (
+    GRANT_TYPE_TOKEN_EXCHANGE,
+    TOKEN_TYPE_JWT,
+    TOKEN_TYPE_PLACEHOLDER,
+)
+from control_plane.contract.secret import Secret
+
+TIMEOUT_SECONDS: Final = 15.0
+AUDIT_PAGE: Final = 500
+
+Json = dict[str, Any]
+
+
+class RefusedCommandError(CommandError):
+    """The control plane said no. `code` is from the closed list of refusals, or an OAuth error."""
+
+    def __init__(self, happened: str, todo: str, *, code: str, status: int) -> None:
+        super().__init__(happened, todo)
+        self.code = code
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What an exchange gave, with the fields that the commands use."""
+
+    answer: Json
+
+    @property
+    def placeholder(self) -> str:
+        return str(self.answer["upstream_credential"]["value"])
+
+    @property
+    def mode(self) -> str:
+        return str(self.answer["upstream_credential"]["mode"])
+
+    @property
+    def proxy_credential(self) -> str:
+        return str(self.answer["proxy_credential"])
+
+    @property
+    def expires_in(self) -> float:
+        return float(self.answer["expires_in"])
+
+
+class ControlPlane:
+    """The operator's view (`/v1`, with the admin token) and the local runtime's (`/oauth`, with its own secret)."""
+
+    def __init__(self, url: str, *, admin_token: Secret, runtime_secret: Secret, tenant: str = TENANT) -> None:
+        self.url = url
+        self._tenant = f"/v1/tenants/{tenant}"
+        self._tenant_name = tenant
+        self._http = httpx.Client(base_url=url, trust_env=False, timeout=TIMEOUT_SECONDS)
+        self._admin = {"Authorization": f"Bearer {admin_token.reveal()}"}
+        self._runtime = httpx.BasicAuth(RUNTIME_CLIENT, runtime_secret.reveal())
+
+    @classmethod
+    def of(cls, state: StateFolder, url: str) -> Self:
+        return cls(url, admin_token=state.admin_token(), runtime_secret=state.client_secret(RUNTIME_CLIENT))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # --- credentials ------------------------------------------------------------------------------------------------
+
+    def presets(self) -> list[Json]:
+        return self._items("/v1/presets")
+
+    def add_credential(self, fields: Mapping[str, Any], secret: Secret) -> Json:
+        return self._ask("POST", f"{self._tenant}/credentials", {**fields, "secret": secret.reveal()})
+
+    def credentials(self) -> list[Json]:
+        return self._items(f"{self._tenant}/credentials")
+
+    def credential(self, name: str) -> Json:
+        return self._ask("GET", f"{self._tenant}/credentials/{_segment(name)}")
+
+    def rotate(self, name: str, secret: Secret, *, compromised: bool) -> Json:
+        body = {"secret": secret.reveal(), "compromised": compromised}
+        return self._ask("POST", f"{self._tenant}/credentials/{_segment(name)}/rotate", body)
+
+    def delete_credential(self, name: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/credentials/{_segment(name)}")
+
+    # --- grants, allow rules, placeholders --------------------------------------------------------------------------
+
+    def add_grant(self, fields: Mapping[str, Any]) -> Json:
+        return self._ask("POST", f"{self._tenant}/grants", dict(fields))
+
+    def grants(self) -> list[Json]:
+        return self._items(f"{self._tenant}/grants")
+
+    def delete_grant(self, grant_id: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/grants/{_segment(grant_id)}")
+
+    def add_allow_rule(self, fields: Mapping[str, Any]) -> Json:
+        return self._ask("POST", f"{self._tenant}/allow-rules", dict(fields))
+
+    def allow_rules(self) -> list[Json]:
+        return self._items(f"{self._tenant}/allow-rules")
+
+    def delete_allow_rule(self, rule_id: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/allow-rules/{_segment(rule_id)}")
+
+    def placeholders(self) -> list[Json]:
+        return self._items(f"{self._tenant}/placeholders")
+
+    def issue_placeholder(self, fields: Mapping[str, Any]) -> Json:
+        return self._ask("POST", f"{self._tenant}/placeholders", dict(fields))
+
+    def revoke_placeholder(self, placeholder_id: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/placeholders/{_segment(placeholder_id)}")
+
+    # --- audit ------------------------------------------------------------------------------------------------------
+
+    def audit_page(self, *, after: int, limit: int = AUDIT_PAGE) -> list[Json]:
+        """Events of every tenant, and those of none, oldest first."""
+        return self._items("/v1/audit", after=after, limit=limit)
+
+    def audit_of_request(self, request_id: str) -> list[Json]:
+        return self._items("/v1/audit", request_id=request_id)
+
+    # --- sessions and exchange --------------------------------------------------------------------------------------
+
+    def open_session(self, subject: str) -> Json:
+        body = {"runtime": RUNTIME_CLIENT, "tenant": self._tenant_name, "subject": subject}
+        return self._ask("POST", "/v1/sessions", body)
+
+    def end_session(self, session_id: str) -> None:
+        self._ask("DELETE", f"/v1/sessions/{_segment(session_id)}")
+
+    def exchange(self, session_token: str, audience: str) -> Exchanged:
+        return self._token(subject_token=session_token, subject_token_type=TOKEN_TYPE_JWT, audience=audience)
+
+    def renew(self, exchanged: Exchanged) -> Exchanged:
+        """The same placeholder and the same proxy credential, for longer."""
+        return self._token(
+            subject_token=exchanged.placeholder,
+            subject_token_type=TOKEN_TYPE_PLACEHOLDER,
+            proxy_credential=exchanged.proxy_credential,
+        )
+
+    # --- health -----------------------------------------------------------------------------------------------------
+
+    def answers(self) -> bool:
+        """Whether this is the control plane that our admin token belongs to."""
+        try:
+            return self._http.get("/v1/tenants", headers=self._admin, timeout=3).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def _token(self, **form: str) -> Exchanged:
+        fields = {"grant_type": GRANT_TYPE_TOKEN_EXCHANGE, **form}
+        response = self._send("POST", "/oauth/token", data=fields, auth=self._runtime)
+        return Exchanged(response.json())
+
+    def _items(self, path: str, **query: str | int) -> list[Json]:
+        response = self._send("GET", path, params=query or None, headers=self._admin)
+        items: list[Json] = response.json()["items"]
+        return items
+
+    def _ask(self, method: str, path: str, body: Json | None = None) -> Json:
+        response = self._send(method, path, json=body, headers=self._admin)
+        answer: Json = response.json() if response.content else {}
+        return answer
+
+    def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, **how)
+        except httpx.TimeoutException:
+            raise CommandError(
+                f"the control plane at {self.url} did not answer in {TIMEOUT_SECONDS:.0f} s",
+                "look at 'coatcheck doctor'",
+            ) from None
+        except httpx.HTTPError:
+            raise CommandError(
+                f"the control plane at {self.url} cannot be reached",
+                "see 'coatcheck status', start it with 'coatcheck up'",
+            ) from None
+        if response.is_error:
+            raise _refused(response)
+        return response
+
+
+def _refused(response: httpx.Response) -> RefusedCommandError:
+    """From problem details (RFC 9457) or an OAuth error (RFC 6749 §5.2)."""
+    try:
+        said = response.json()
+    except ValueError:
+        said = {}
+    if not isinstance(said, dict):
+        said = {}
+    code = str(said.get("code") or said.get("error") or response.status_code)
+    detail = str(said.get("detail") or said.get("error_description") or said.get("title") or "no reason given")
+    hint = str(said.get("hint") or "")
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        hint = hint or "the state folder's admin token is not this control plane's: see 'coatcheck doctor'"
+    return RefusedCommandError(
+        f"{detail.rstrip('.')} ({code})", hint.rstrip("."), code=code, status=response.status_code
+    )
+
+
+def _segment(name: str) -> str:
+    """One path segment: what people type never adds one."""
+    return quote(name, safe="") or "-"

@@ -1,0 +1,254 @@
+"""`coatcheck credential …`: store, look at, rotate and delete credentials. Their secrets go in and never come out."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coatcheck.client import Json
+from coatcheck.secret_input import read_secret
+from coatcheck.stack import control_plane_of
+from coatcheck.state import SUBJECT
+from coatcheck.terminal import (
+    WrongUsageError,
+    done,
+    invocation,
+    listing,
+    local_time,
+    show_fields,
+    show_json,
+    show_table,
+)
+from control_plane.contract.placement import (
+    BEARER,
+    SECRET_FIELD,
+    BasicPlacement,
+    HeaderPlacement,
+    InvalidPlacementError,
+    Placement,
+    QueryPlacement,
+    placement_from_json,
+    placement_to_json,
+)
+
+app = typer.Typer(
+    help="Store, rotate and delete credentials. A secret goes in and never comes out.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option("--secret-file", metavar="FILE", help="Read the secret from a file ('-': standard input)."),
+]
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    name: Name,
+    preset: Annotated[str | None, typer.Option(help="A provider we know (see 'credential presets').")] = None,
+    destination: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="https://host[:port][/prefix]. Repeatable.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="'Name: format'", help="Such as 'X-Api-Key: {secret}'. Repeatable.")
+    ] = None,
+    basic: Annotated[
+        list[str] | None, typer.Option(metavar="USER", help="HTTP Basic with this user. Repeatable.")
+    ] = None,
+    query: Annotated[list[str] | None, typer.Option(metavar="PARAM", help="A query parameter. Repeatable.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="VAR", help="Variable that CMD gets the placeholder in. Repeatable.")
+    ] = None,
+    allow_private: Annotated[
+        bool, typer.Option("--allow-private", help="These destinations may be private or loopback addresses.")
+    ] = False,
+    required: Annotated[
+        bool, typer.Option("--required", help="Refuse requests to these destinations that do not use the credential.")
+    ] = False,
+    secret_file: SecretFile = None,
+) -> None:
+    """Store a credential. Its secret is typed unseen, piped in, or read from a file."""
+    if preset is None and not destination:
+        raise WrongUsageError("a credential needs a place to go; give --destination https://host, or --preset P")
+    if allow_private and not destination:
+        raise WrongUsageError("--allow-private is for the destinations you name; give --destination too")
+    fields: dict[str, Any] = {"name": name}
+    if preset is not None:
+        fields["preset"] = preset
+    if destination:
+        fields["destinations"] = [{"url": url, "allow_private": allow_private} for url in destination]
+    placements = [*map(_header, header or []), *map(_basic, basic or []), *map(_query, query or [])]
+    if placements or preset is None:
+        fields["placements"] = [placement_to_json(placement) for placement in placements or [BEARER]]
+    if env or preset is None:
+        fields["variables"] = env or [default_variable(name)]
+    if required:
+        fields["credential_required"] = True
+    with control_plane_of(context) as control_plane:
+        secret = read_secret(secret_file, credential=name)
+        credential = control_plane.add_credential(fields, secret)
+        grant = control_plane.add_grant({"credential": name, "subject": SUBJECT})
+    if invocation(context).as_json:
+        show_json({**credential, "grant": grant})
+        return
+    done(f"stored {name} for {listing(each['url'] for each in credential['destinations'])}")
+    done(f"granted to the local subject '{SUBJECT}'; withdraw it with 'coatcheck grant delete {grant['id']}'")
+    if credential["variables"]:
+        done(f"'coatcheck run -- CMD' gives CMD its placeholder in {listing(credential['variables'])}")
+
+
+@app.command("list")
+def list_(context: typer.Context) -> None:
+    """Every credential: names and places, never a secret."""
+    with control_plane_of(context) as control_plane:
+        credentials = control_plane.credentials()
+    if invocation(context).as_json:
+        show_json({"items": credentials})
+        return
+    show_table(
+        ["NAME", "DESTINATIONS", "PLACED IN", "VARIABLES", "VERSION", "UPDATED"],
+        [
+            (
+                each["name"],
+                listing(destination["url"] for destination in each["destinations"]),
+                listing(describe_placement(placement) for placement in each["placements"]),
+                listing(each["variables"]),
+                each["current_version"],
+                local_time(each["updated_at"]),
+            )
+            for each in credentials
+        ],
+        nothing="no credentials; store one with 'coatcheck credential add NAME --preset P'",
+    )
+
+
+@app.command("show")
+def show(context: typer.Context, name: Name) -> None:
+    """One credential with its versions, never its secret."""
+    with control_plane_of(context) as control_plane:
+        credential = control_plane.credential(name)
+        grants = [grant for grant in control_plane.grants() if grant["credential"] == name]
+    if invocation(context).as_json:
+        show_json(credential)
+        return
+    show_fields(_fields(credential, grants))
+
+
+@app.command("rotate")
+def rotate(
+    context: typer.Context,
+    name: Name,
+    secret_file: SecretFile = None,
+    compromised: Annotated[
+        bool, typer.Option("--compromised", help="The old secret leaked: cut open streams that use it.")
+    ] = False,
+) -> None:
+    """Replace a credential's secret. Placeholders stay the same; streams that are open finish on the old one."""
+    with control_plane_of(context) as control_plane:
+        control_plane.credential(name)  # before anybody types a secret for nothing
+        secret = read_secret(secret_file, credential=name)
+        credential = control_plane.rotate(name, secret, compromised=compromised)
+    if invocation(context).as_json:
+        show_json(credential)
+        return
+    done(f"{name} is at version {credential['current_version']}; placeholders in use stay the same")
+
+
+@app.command("delete")
+def delete(context: typer.Context, name: Name) -> None:
+    """Delete a credential with its grants; its placeholders are refused from now on."""
+    with control_plane_of(context) as control_plane:
+        control_plane.delete_credential(name)
+    done(f"deleted {name}; its grants and placeholders are gone with it")
+
+
+@app.command("presets")
+def presets(context: typer.Context) -> None:
+    """The providers that --preset knows."""
+    with control_plane_of(context) as control_plane:
+        items = control_plane.presets()
+    if invocation(context).as_json:
+        show_json({"items": items})
+        return
+    show_table(
+        ["PRESET", "PROVIDER", "DESTINATIONS", "VARIABLES"],
+        [
+            (
+                each["id"],
+                each["title"],
+                listing(each["destinations"]) or "name it with --destination",
+                listing(each["variables"]),
+            )
+            for each in items
+        ],
+        nothing="no presets",
+    )
+
+
+def default_variable(name: str) -> str:
+    """`my-service` → `MY_SERVICE_API_KEY`."""
+    variable = name.upper().replace("-", "_") + "_API_KEY"
+    return f"_{variable}" if variable[0].isdigit() else variable
+
+
+def describe_placement(placement: Json) -> str:
+    match placement_from_json(placement):
+        case HeaderPlacement(name=name, format=format_):
+            return f"{name}: {format_}"
+        case BasicPlacement(username=username):
+            return f"basic {username}"
+        case QueryPlacement(parameter=parameter):
+            return f"?{parameter}="
+
+
+def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
+    destinations = [
+        each["url"]
+        + (f" ({' '.join(each['methods'])})" if each.get("methods") else "")
+        + (" (may be private)" if each.get("allow_private") else "")
+        for each in credential["destinations"]
+    ]
+    return [
+        ("name", credential["name"]),
+        ("id", credential["id"]),
+        ("preset", credential["preset"]),
+        ("destinations", listing(destinations)),
+        ("placed in", listing(describe_placement(placement) for placement in credential["placements"])),
+        ("variables", listing(credential["variables"])),
+        ("required", "no request without it" if credential["credential_required"] else ""),
+        (
+            "granted to",
+            listing(f"{each.get('subject') or 'role ' + str(each.get('role'))}" for each in grants) or "nobody",
+        ),
+        (
+            "versions",
+            listing(
+                f"{each['version']} {each['state']} {local_time(each['created_at'])}" for each in credential["versions"]
+            ),
+        ),
+        ("created", local_time(credential["created_at"])),
+        ("updated", local_time(credential["updated_at"])),
+    ]
+
+
+def _header(text: str) -> Placement:
+    name, colon, value_format = text.partition(":")
+    if not colon or SECRET_FIELD not in value_format:
+        raise WrongUsageError("--header is 'Name: format with {secret}', such as 'X-Api-Key: {secret}'")
+    return _placement(kind="header", name=name.strip().lower(), format=value_format.strip())
+
+
+def _basic(username: str) -> Placement:
+    return _placement(kind="basic", username=username)
+
+
+def _query(parameter: str) -> Placement:
+    return _placement(kind="query", parameter=parameter)
+
+
+def _placement(**fields: str) -> Placement:
+    try:
+        return placement_from_json(fields)
+    except InvalidPlacementError as error:
+        raise WrongUsageError(str(error)) from None

@@ -1,0 +1,23 @@
+"""`coatcheck exchange`: what a runtime does for a session, done by hand (RFC 8693)."""
+
+from typing import Annotated
+
+import typer
+
+from coatcheck.stack import control_plane_of
+from coatcheck.state import SUBJECT
+from coatcheck.terminal import show_json
+
+
+def exchange(
+    context: typer.Context,
+    audience: Annotated[str, typer.Option(metavar="NAME", help="Credential name, provider or host.")],
+    subject: Annotated[str, typer.Option(metavar="S", help="Whom the session acts for.")] = SUBJECT,
+) -> None:
+    """Open a session and exchange its token for a placeholder; print the answer as JSON.
+
+    The answer holds a live placeholder and proxy credential. The session stays open until it runs out.
+    """
+    with control_plane_of(context) as control_plane:
+        session = control_plane.open_session(subject)
+        show_json(control_plane.exchange(session["session_token"], audience).answer)

@@ -1,0 +1,248 @@
+"""The process behind the local stack: control plane and egress proxy on one event loop.
+
+Rule: one process a folder, held by `stack.lock`; `stack.json` is written only once both are ready, and removed before
+anything stops. A first SIGTERM or Ctrl-C drains, a second one ends at once.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import uvloop
+
+from coatcheck.stack import (
+    DEFAULT_PORTS,
+    START_SECONDS,
+    Ports,
+    RunningStack,
+    find_stack,
+    open_lock,
+    port_is_free,
+    read_record,
+    write_record,
+)
+from coatcheck.state import PROXY_CLIENT, StateFolder, prepare
+from coatcheck.terminal import CommandError
+
+if TYPE_CHECKING:
+    from control_plane.config import Settings as ControlPlaneSettings
+    from egress_proxy.config import Settings as ProxySettings
+
+DRAIN_GRACE_SECONDS: Final = 10.0
+LINGER_SECONDS: Final = 3.0
+"""A stack nobody uses stays this long, so that a row of commands does not start one each."""
+_POLL_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    state: StateFolder
+    ports: Ports
+    upstream_ca: tuple[str, ...]
+    until_unused: bool
+    on_ready: Callable[[RunningStack], None]
+
+
+def host_stack(
+    state: StateFolder,
+    ports: Ports,
+    *,
+    upstream_ca: tuple[str, ...],
+    until_unused: bool,
+    on_ready: Callable[[RunningStack], None],
+) -> RunningStack | None:
+    """Be the stack until told to stop, and return None; or return the one that already runs."""
+    lock = open_lock(state.stack_lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return _the_other_one(state)
+    state.stack_file.unlink(missing_ok=True)  # left behind by one that crashed: we hold its lock
+    prepare(state)
+    plan = _Plan(state, _settled(ports), upstream_ca, until_unused, on_ready)
+    uvloop.run(_host(plan))
+    return None
+
+
+async def _host(plan: _Plan) -> None:
+    # Both servers' modules are heavy; whoever only joins a stack never imports them.
+    from control_plane.bootstrap import running as running_control_plane
+    from egress_proxy.bootstrap import running as running_proxy
+
+    stop = _Stop()
+    with stop.on_signals():
+        async with contextlib.AsyncExitStack() as parts:
+            control_plane = await parts.enter_async_context(running_control_plane(_control_plane_settings(plan)))
+            proxy = await parts.enter_async_context(running_proxy(_proxy_settings(plan, control_plane.url)))
+            stack = RunningStack(
+                pid=os.getpid(),
+                control_plane_url=control_plane.url,
+                forward_port=proxy.forward_port,
+                reverse_port=proxy.reverse_port,
+                admin_port=proxy.admin_port,
+                started_at=time.time(),
+                until_unused=plan.until_unused,
+                upstream_ca=plan.upstream_ca,
+            )
+            await _until_ready(stack, stop)
+            try:
+                write_record(plan.state, stack)
+                plan.on_ready(stack)
+                if plan.until_unused:
+                    _stop_when_unused(plan.state, stop)
+                await stop.asked.wait()
+            finally:
+                plan.state.stack_file.unlink(missing_ok=True)
+            await stop.unless_urgent(proxy.drain())
+
+
+class _Stop:
+    """Asked once: drain. Asked twice: now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            self._loop.add_signal_handler(number, self.ask)
+        try:
+            yield
+        finally:
+            for number in signals:
+                self._loop.remove_signal_handler(number)
+
+    def ask(self) -> None:
+        if self.asked.is_set():
+            self._urgent.set()
+        self.asked.set()
+
+    def ask_from_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self.ask)
+
+    async def unless_urgent(self, draining: Awaitable[object]) -> None:
+        drained = asyncio.ensure_future(draining)
+        urgent = asyncio.ensure_future(self._urgent.wait())
+        done, left = await asyncio.wait({drained, urgent}, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if drained in done:
+            drained.result()
+
+
+async def _until_ready(stack: RunningStack, stop: _Stop) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not await asyncio.to_thread(stack.is_ready):
+        if time.monotonic() > deadline or stop.asked.is_set():
+            raise CommandError("the proxy did not become ready", "run 'coatcheck doctor' while it starts again")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _stop_when_unused(state: StateFolder, stop: _Stop) -> None:
+    threading.Thread(target=_watch_use, args=(state, stop), daemon=True, name="unused").start()
+
+
+def _watch_use(state: StateFolder, stop: _Stop) -> None:
+    lock = open_lock(state.use_lock)
+    while True:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until nobody uses the stack
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(LINGER_SECONDS)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        record = read_record(state)
+        if record is not None and not record.until_unused:  # somebody said `up` meanwhile
+            os.close(lock)
+            return
+        # The lock is kept to our end: whoever comes now waits for it, and then starts a stack of its own.
+        state.stack_file.unlink(missing_ok=True)
+        stop.ask_from_thread()
+        return
+
+
+def _the_other_one(state: StateFolder) -> RunningStack:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if (stack := find_stack(state)) is not None:
+            return stack
+        time.sleep(_POLL_SECONDS)
+    raise CommandError(
+        f"another stack holds {state.stack_lock} and does not answer", f"look at {state.stack_log}, or end that process"
+    )
+
+
+def _settled(ports: Ports) -> Ports:
+    """Every port decided and free: addresses that name each other must be known before anything listens."""
+    asked = dict(zip(DEFAULT_PORTS, (ports.control_plane, ports.proxy, ports.reverse, ports.admin), strict=True))
+    for name, port in asked.items():
+        if port and not port_is_free(port):
+            raise CommandError(
+                f"port {port} is taken by another program",
+                f"free it, or choose another with '--{name}-port N' (0 takes any free one)",
+            )
+    given = [port for port in asked.values() if port]
+    if len(set(given)) != len(given):
+        raise CommandError("two of the ports are the same", "give each its own")
+    # All held at once, so that no two are the same.
+    with contextlib.ExitStack() as held:
+        settled = [port or _held_port(held) for port in asked.values()]
+    return Ports(*settled)
+
+
+def _held_port(held: contextlib.ExitStack) -> int:
+    probe = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+    port: int = probe.getsockname()[1]
+    return port
+
+
+def _control_plane_settings(plan: _Plan) -> "ControlPlaneSettings":
+    from control_plane.config import Settings
+
+    listen = f"127.0.0.1:{plan.ports.control_plane}"
+    return Settings(
+        listen=listen,
+        issuer_url=f"http://{listen}",
+        database_url=f"sqlite+aiosqlite:///{plan.state.database}",
+        kek_files=tuple(plan.state.kek_files),
+        admin_token_file=plan.state.admin_token_file,
+        clients_file=plan.state.clients_file,
+        proxy_base_url=f"http://127.0.0.1:{plan.ports.reverse}",
+    )
+
+
+def _proxy_settings(plan: _Plan, control_plane_url: str) -> "ProxySettings":
+    from egress_proxy.config import Settings
+    from egress_proxy.listen import ListenAddress
+
+    grace: dict[str, Any] = {"drain_grace_seconds": DRAIN_GRACE_SECONDS}
+    if "COATCHECK_PROXY_DRAIN_GRACE_SECONDS" in os.environ:
+        grace = {}  # said by the user; settings read it themselves
+    return Settings(
+        control_plane_url=control_plane_url,
+        client_id=PROXY_CLIENT,
+        client_secret_file=plan.state.client_secret_file(PROXY_CLIENT),
+        forward_listen=ListenAddress("127.0.0.1", plan.ports.proxy),
+        reverse_listen=ListenAddress("127.0.0.1", plan.ports.reverse),
+        admin_listen=ListenAddress("127.0.0.1", plan.ports.admin),
+        ca_cert_file=plan.state.ca_certificate,
+        ca_key_file=plan.state.ca_key,
+        upstream_ca_files=tuple(Path(file) for file in plan.upstream_ca),
+        reverse_path_credential=True,
+        **grace,
+    )

@@ -1,0 +1,75 @@
+"""`coatcheck serve …`: one production process, configured by `COATCHECK_*` alone. The image's entry points.
+
+Rule: a setting that is missing, wrong or unknown stops the start with one line that names it; values are never shown.
+"""
+
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import typer
+from pydantic import ValidationError
+
+from coatcheck.terminal import CommandError
+
+Settings = TypeVar("Settings")
+
+app = typer.Typer(help="Run one production process, configured by COATCHECK_* variables.", no_args_is_help=True)
+
+
+@app.command("control-plane")
+def control_plane() -> None:
+    """The control plane (COATCHECK_CONTROL_PLANE_*)."""
+    from control_plane import bootstrap, config
+
+    _serve(lambda: config.Settings.from_environment(os.environ), bootstrap.serve, prefix=config.PREFIX)
+
+
+@app.command("proxy")
+def proxy() -> None:
+    """The egress proxy (COATCHECK_PROXY_*)."""
+    from egress_proxy import bootstrap, config
+
+    _serve(config.settings_from_environment, bootstrap.serve, prefix=config.PREFIX)
+
+
+@app.command("runtime")
+def runtime() -> None:
+    """The runtime (COATCHECK_RUNTIME_*)."""
+    try:
+        from runtime import bootstrap, config
+    except ImportError:
+        raise CommandError("this release has no runtime process yet", "serve the control plane and the proxy") from None
+
+    _serve(config.settings_from_environment, bootstrap.serve, prefix=config.PREFIX)
+
+
+def _serve(
+    read_settings: Callable[[], Settings], serve: Callable[[Settings], Coroutine[Any, Any, None]], *, prefix: str
+) -> None:
+    import uvloop
+
+    try:
+        settings = read_settings()
+    except ValidationError as error:
+        raise CommandError(wrong_settings(error, prefix=prefix), "correct the environment and start again") from None
+    except ValueError as error:  # an unknown name; the message has the one that was probably meant
+        raise CommandError(str(error), "correct the environment and start again") from None
+    uvloop.run(serve(settings))
+
+
+def wrong_settings(error: ValidationError, *, prefix: str) -> str:
+    """Every wrong setting with what is wrong about it, never with its value."""
+    return "; ".join(
+        _wrong_setting(problem, prefix=prefix)
+        for problem in error.errors(include_url=False, include_context=False, include_input=False)
+    )
+
+
+def _wrong_setting(problem: Any, *, prefix: str) -> str:
+    said = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        said = "is not set"
+    if not problem["loc"]:
+        return str(said)  # of several settings together: the message names them
+    return f"{prefix}{str(problem['loc'][0]).upper()} {said[0].lower()}{said[1:]}"
