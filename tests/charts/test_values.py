@@ -32,7 +32,7 @@ NOT_ON_KUBERNETES: dict[str, set[str]] = {
         ({"proxy": {"settings": {"PLAINTEXT_LISTENER": "accepted-risk"}}}, "PLAINTEXT_LISTENER"),
         ({"proxy": {"settings": {"AUDIT_MODE": "off"}}}, "AUDIT_MODE"),
         ({"proxy": {"replicas": "two"}}, "replicas"),
-        ({"proxy": {"podLabels": {"app.kubernetes.io/component": "runtime"}}}, "podLabels"),
+        ({"proxy": {"podLabels": {"app.kubernetes.io/component": "runtime"}}}, "app.kubernetes.io/component"),
         ({"proxy": {"networkPolicy": {"clients": [{}]}}}, "clients"),
         ({"proxy": {"networkPolicy": {"clients": [{"podSelector": {}}]}}}, "clients"),
         ({"proxy": {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {}}}]}}}, "clients"),

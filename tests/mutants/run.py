@@ -147,7 +147,16 @@ def _pytest(tree: Tree, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["PATH"] = f"{tree.python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
     return subprocess.run(
-        [str(tree.python), "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *arguments],
+        [
+            str(tree.python),
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--color=no",
+            "--hypothesis-profile=mutants",
+            *arguments,
+        ],
         cwd=tree.root,
         env=environment,
         stdin=subprocess.DEVNULL,

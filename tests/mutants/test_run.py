@@ -10,6 +10,12 @@ import pytest
 from tests.mutants.run import PROJECT, main
 from tests.mutants.tree import copy_project
 
+SET_UP = """[pytest]
+addopts = --strict-markers --import-mode=importlib
+pythonpath = .
+markers =
+    guards(path, old, new): as in the product
+"""
 RULE = """def allowed(caller: str, owner: str) -> bool:
     if caller != owner:
         return False
@@ -42,11 +48,11 @@ def test_that_is_red_already():
 
 @pytest.fixture
 def product(tmp_path: Path) -> Path:
-    """A project with the same test set-up as ours, and one rule."""
+    """A project of one rule."""
     root = tmp_path / "product"
     shutil.copytree(PROJECT / "tests/mutants", root / "tests/mutants", ignore=shutil.ignore_patterns("test_*"))
-    shutil.copy(PROJECT / "tests/conftest.py", root / "tests")
-    shutil.copy(PROJECT / "pyproject.toml", root)
+    (root / "tests/conftest.py").write_text('pytest_plugins = ["tests.mutants.plugin"]')
+    (root / "pytest.ini").write_text(SET_UP)
     (root / "rule.py").write_text(RULE)
     (root / "tests/__init__.py").touch()
     return root
