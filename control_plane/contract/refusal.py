@@ -42,6 +42,8 @@ class RefusalCode(StrEnum):
     # 404
     SESSION_NOT_FOUND = "session_not_found"
     CREDENTIAL_NOT_FOUND = "credential_not_found"
+    NOT_FOUND = "not_found"
+    """Of the control plane's API alone: no such route, tenant, grant, rule, client."""
     # 405, 408, 413, 414, 415, 431
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TIMEOUT = "request_timeout"
@@ -119,7 +121,7 @@ def status_of(code: RefusalCode) -> int:
             | C.FORBIDDEN
         ):
             return 403
-        case C.SESSION_NOT_FOUND | C.CREDENTIAL_NOT_FOUND:
+        case C.SESSION_NOT_FOUND | C.CREDENTIAL_NOT_FOUND | C.NOT_FOUND:
             return 404
         case C.METHOD_NOT_ALLOWED:
             return 405

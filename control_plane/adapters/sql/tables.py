@@ -1,13 +1,29 @@
 """The tables. Every row carries its tenant; whatever belongs to somebody carries its owner (`subject`).
 
-Rule: no plaintext secret and no placeholder ever stands in a row, only ciphertext (`envelope`) and SHA-256 fingerprints.
-Times are unix seconds as floats, so that SQLite and PostgreSQL compare them alike. Migrations: `control_plane/migrations`.
+Rule: no plaintext secret and no placeholder ever stands in a row, only ciphertext (`envelope`) and SHA-256
+fingerprints. Times are unix seconds as floats, so that SQLite and PostgreSQL compare them alike. A changed table needs
+a migration (`control_plane/migrations`).
 """
 
 from typing import Any
 
-from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+SEQUENCE = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite numbers rows by itself only where the column is spelt INTEGER."""
 
 
 class Base(DeclarativeBase):
@@ -29,15 +45,15 @@ class TenantRow(Base):
 
 
 class ClientRow(Base):
-    """A registered workload. `tenant` is None for a proxy, which serves all tenants and acts for none."""
+    """A registered workload. `tenant` is None where it serves all tenants (a proxy, a shared runtime)."""
 
     __tablename__ = "clients"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
     kind: Mapped[str] = mapped_column(String(16))
-    """`runtime`, `egress_proxy` or `operator`."""
     scopes: Mapped[list[str]]
     secret_sha256: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str] = mapped_column(String(8))
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -48,12 +64,12 @@ class CredentialRow(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(40))
     preset: Mapped[str | None] = mapped_column(String(40))
-    kind: Mapped[str] = mapped_column(String(16), default="static")
+    kind: Mapped[str] = mapped_column(String(16))
     destinations: Mapped[list[dict[str, Any]]]
     placements: Mapped[list[dict[str, Any]]]
     variables: Mapped[list[str]]
     """Environment variables that a child gets the placeholder in."""
-    credential_required: Mapped[bool] = mapped_column(Boolean, default=False)
+    credential_required: Mapped[bool] = mapped_column(Boolean)
     current_version: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
     updated_at: Mapped[float] = mapped_column(Float)
@@ -67,9 +83,9 @@ class CredentialVersionRow(Base):
     version: Mapped[int] = mapped_column(Integer, primary_key=True)
     tenant: Mapped[str] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16))
-    """`active`, `retired` or `revoked` (a later release adds `pending` and `retiring`)."""
-    kek_id: Mapped[str] = mapped_column(String(32), index=True)
-    envelope: Mapped[bytes] = mapped_column(LargeBinary)
+    kek_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    envelope: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """None once the version is over: what is no longer used is no longer kept."""
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -84,8 +100,8 @@ class GrantRow(Base):
     role: Mapped[str | None] = mapped_column(String(255))
     client: Mapped[str | None] = mapped_column(String(64))
     """None: through any client of the tenant."""
-    methods: Mapped[list[str] | None] = mapped_column(JSON)
-    path_prefixes: Mapped[list[str] | None] = mapped_column(JSON)
+    methods: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    path_prefixes: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     until: Mapped[float | None] = mapped_column(Float)
     created_at: Mapped[float] = mapped_column(Float)
 
@@ -98,10 +114,9 @@ class AllowRuleRow(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
     host: Mapped[str] = mapped_column(String(255))
     port: Mapped[int | None] = mapped_column(Integer)
-    methods: Mapped[list[str] | None] = mapped_column(JSON)
-    allow_private: Mapped[bool] = mapped_column(Boolean, default=False)
-    session: Mapped[str | None] = mapped_column(String(64))
-    """Set for `coatcheck run --allow`: the rule lives and dies with this session."""
+    methods: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    allow_private: Mapped[bool] = mapped_column(Boolean)
+    session: Mapped[str | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"), index=True)
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -131,11 +146,9 @@ class TokenRow(Base):
     kind: Mapped[str] = mapped_column(String(16))
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     subject: Mapped[str] = mapped_column(String(255))
-    session: Mapped[str | None] = mapped_column(String(64))
-    client: Mapped[str] = mapped_column(String(64))
-    credential_id: Mapped[str | None] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), index=True)
-    roles: Mapped[list[str]]
-    scope: Mapped[str] = mapped_column(String(255), default="")
+    session: Mapped[str | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    client: Mapped[str] = mapped_column(String(64), index=True)
+    credential_id: Mapped[str | None] = mapped_column(ForeignKey("credentials.id", ondelete="SET NULL"), index=True)
     ttl_seconds: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
     expires_at: Mapped[float] = mapped_column(Float)
@@ -158,7 +171,7 @@ class OutboxRow(Base):
 
     __tablename__ = "outbox"
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (a sequence that never goes back, even after deletion)
-    sequence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=True)
     at: Mapped[float] = mapped_column(Float)
     tenant: Mapped[str] = mapped_column(String(64))
     kind: Mapped[str] = mapped_column(String(24))
@@ -170,7 +183,7 @@ class OutboxRow(Base):
 class AuditRow(Base):
     __tablename__ = "audit_events"
     __table_args__ = (Index("ix_audit_events_tenant_sequence", "tenant", "sequence"), {"sqlite_autoincrement": True})
-    sequence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=True)
     event_id: Mapped[str] = mapped_column(String(64), unique=True)
     at: Mapped[float] = mapped_column(Float)
     tenant: Mapped[str | None] = mapped_column(String(64))

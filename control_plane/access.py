@@ -1,0 +1,93 @@
+"""Who is calling: the administrator by a token, a client by HTTP Basic (RFC 6749 §2.3.1, RFC 7617).
+
+Rule: every failure is the same refusal, whatever was wrong. Secrets of clients are 256-bit and kept as SHA-256; they
+are compared in constant time, also where no such client exists.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from typing import Final
+from urllib.parse import unquote_plus
+
+from control_plane.contract.caller import ClientId
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.secret import Secret
+from control_plane.core.records import Client, ClientKind
+from control_plane.ports import CrossTenantReason, PlatformScope, Store
+
+UNAUTHENTICATED: Final = Refusal(
+    RefusalCode.TOKEN_INVALID,
+    "this route needs a credential, and none was presented that it accepts",
+    "the administrator presents 'Authorization: Bearer', a client 'Authorization: Basic'",
+)
+FORBIDDEN: Final = Refusal(
+    RefusalCode.FORBIDDEN,
+    "this client may not do that",
+    "each route is for one kind of caller: see the kind and scopes the client was registered with",
+)
+
+_NO_SECRET: Final = "0" * 64
+
+
+class Access:
+    def __init__(self, store: Store, *, admin_token: Secret | None) -> None:
+        self._store = store
+        self._admin_digest = secret_sha256(admin_token.reveal()) if admin_token else None
+
+    def is_administrator(self, authorization: str | None) -> bool:
+        """Whether the header presents the administrator's token."""
+        presented = bearer(authorization)
+        if presented is None or self._admin_digest is None:
+            return False
+        return hmac.compare_digest(secret_sha256(presented), self._admin_digest)
+
+    def require_administrator(self, authorization: str | None) -> None:
+        if not self.is_administrator(authorization):
+            raise RefusedError(UNAUTHENTICATED)
+
+    async def client(self, authorization: str | None) -> Client:
+        """The client that the header proves. Raises `RefusedError`."""
+        client_id, presented = _basic(authorization)
+        async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
+            client = await records.clients.get(client_id)
+        expected = client.secret_sha256 if client else _NO_SECRET
+        # RFC 6749 §2.3.1 form-encodes both parts; most clients do not, and for our own secrets it makes no difference.
+        candidates = (presented, unquote_plus(presented))
+        if client is None or not any(hmac.compare_digest(secret_sha256(text), expected) for text in candidates):
+            raise RefusedError(UNAUTHENTICATED)
+        return client
+
+    async def client_of_kind(self, authorization: str | None, kind: ClientKind) -> Client:
+        client = await self.client(authorization)
+        if client.kind is not kind:
+            raise RefusedError(FORBIDDEN)
+        return client
+
+
+def secret_sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def bearer(authorization: str | None) -> str | None:
+    """The token of `Authorization: Bearer …`; None for anything else."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def is_basic(authorization: str | None) -> bool:
+    return (authorization or "").partition(" ")[0].lower() == "basic"
+
+
+def _basic(authorization: str | None) -> tuple[ClientId, str]:
+    scheme, _, encoded = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        raise RefusedError(UNAUTHENTICATED)
+    try:
+        user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
+    except (binascii.Error, ValueError):
+        raise RefusedError(UNAUTHENTICATED) from None
+    if not colon or not user or not password:
+        raise RefusedError(UNAUTHENTICATED)
+    return ClientId(unquote_plus(user)), password

@@ -1,0 +1,538 @@
+"""What the store can do, in SQL (`ports.Records`).
+
+Rule: every statement passes through the scope. `mine` adds the tenant to each condition, `require_mine` refuses a row
+of another tenant before it is written; there is no statement on a tenant's table without one of the two.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Table, delete, exists, func, insert, or_, select, true, update
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.adapters.sql.rows import field_names, to_columns, to_record, to_records
+from control_plane.adapters.sql.tables import (
+    AllowRuleRow,
+    AuditRow,
+    Base,
+    ClientRow,
+    CredentialRow,
+    CredentialVersionRow,
+    GrantRow,
+    KeyRow,
+    MetaRow,
+    OutboxRow,
+    SessionRow,
+    TenantRow,
+    TokenRow,
+)
+from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.contract.wire import AuditEvent
+from control_plane.core.audit import event_to_json
+from control_plane.core.records import (
+    Change,
+    ChangeKind,
+    Client,
+    Credential,
+    CredentialVersion,
+    Grant,
+    KeyPurpose,
+    OwnKey,
+    PublishedChange,
+    Session,
+    Tenant,
+    TenantAllowRule,
+    Token,
+    TokenKind,
+)
+from control_plane.ports import Position, Scope, TakenError, TenantScope, TokenFacts
+
+_OUTBOX_LOCK = 0x636F6174
+"""PostgreSQL: held from a change's number until its commit, so that numbers become visible in their order."""
+
+
+class ScopeError(Exception):
+    """A row of another tenant was about to be written, or a reading transaction was about to write: a fault of ours."""
+
+
+def _table(row: type[Base]) -> Table:
+    table = row.__table__
+    assert isinstance(table, Table)
+    return table
+
+
+TENANTS, CLIENTS, CREDENTIALS = _table(TenantRow), _table(ClientRow), _table(CredentialRow)
+VERSIONS, GRANTS, RULES = _table(CredentialVersionRow), _table(GrantRow), _table(AllowRuleRow)
+SESSIONS, TOKENS, KEYS = _table(SessionRow), _table(TokenRow), _table(KeyRow)
+OUTBOX, AUDIT, META = _table(OutboxRow), _table(AuditRow), _table(MetaRow)
+
+
+class Transaction:
+    """One open transaction and its scope: what every repository speaks through."""
+
+    def __init__(self, connection: AsyncConnection, scope: Scope, *, writes: bool) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._writes = writes
+        self.published = False
+        """Whether the outbox grew."""
+
+    @property
+    def is_postgresql(self) -> bool:
+        return self._connection.dialect.name == "postgresql"
+
+    def mine(self, tenant: ColumnElement[Any]) -> ColumnElement[bool]:
+        return tenant == self._scope.tenant if isinstance(self._scope, TenantScope) else true()
+
+    def require_mine(self, tenant: TenantId | None) -> None:
+        if isinstance(self._scope, TenantScope) and tenant != self._scope.tenant:
+            raise ScopeError("a row of another tenant")
+
+    async def rows(self, statement: Select[Any]) -> Sequence[Mapping[str, Any]]:
+        result = await self._connection.execute(statement)
+        return [dict(row) for row in result.mappings()]
+
+    async def row(self, statement: Select[Any]) -> Mapping[str, Any] | None:
+        row = (await self._connection.execute(statement)).mappings().first()
+        return None if row is None else dict(row)
+
+    async def change(self, statement: Any, parameters: Any = None) -> int:
+        """How many rows it touched. Raises `TakenError` for a name or id that is already there."""
+        if not self._writes:
+            raise ScopeError("a reading transaction does not write")
+        try:
+            result = await self._connection.execute(statement, parameters)
+        except IntegrityError as error:
+            raise TakenError from error
+        return int(result.rowcount)
+
+
+class SqlTenants:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def add(self, tenant: Tenant) -> None:
+        self._tx.require_mine(tenant.id)
+        await self._tx.change(insert(TENANTS), to_columns(tenant))
+
+    async def get(self, tenant: TenantId) -> Tenant | None:
+        row = await self._tx.row(select(TENANTS).where(TENANTS.c.id == tenant, self._tx.mine(TENANTS.c.id)))
+        return to_record(Tenant, row) if row else None
+
+    async def list(self) -> Sequence[Tenant]:
+        rows = await self._tx.rows(select(TENANTS).where(self._tx.mine(TENANTS.c.id)).order_by(TENANTS.c.id))
+        return to_records(Tenant, rows)
+
+    async def remove(self, tenant: TenantId) -> bool:
+        where = (TENANTS.c.id == tenant, self._tx.mine(TENANTS.c.id))
+        return await self._tx.change(delete(TENANTS).where(*where)) > 0
+
+
+class SqlClients:
+    """A client without a tenant is seen from every scope, and written from the platform's alone."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    def _seen(self) -> ColumnElement[bool]:
+        return or_(self._tx.mine(CLIENTS.c.tenant), CLIENTS.c.tenant.is_(None))
+
+    async def add(self, client: Client) -> None:
+        self._tx.require_mine(client.tenant)
+        await self._tx.change(insert(CLIENTS), to_columns(client))
+
+    async def replace(self, client: Client) -> None:
+        self._tx.require_mine(client.tenant)
+        where = (CLIENTS.c.id == client.id, self._tx.mine(CLIENTS.c.tenant))
+        await self._tx.change(update(CLIENTS).where(*where).values(to_columns(client)))
+
+    async def get(self, client: ClientId) -> Client | None:
+        row = await self._tx.row(select(CLIENTS).where(CLIENTS.c.id == client, self._seen()))
+        return to_record(Client, row) if row else None
+
+    async def list(self) -> Sequence[Client]:
+        return to_records(Client, await self._tx.rows(select(CLIENTS).where(self._seen()).order_by(CLIENTS.c.id)))
+
+    async def remove(self, client: ClientId) -> bool:
+        where = (CLIENTS.c.id == client, self._tx.mine(CLIENTS.c.tenant))
+        return await self._tx.change(delete(CLIENTS).where(*where)) > 0
+
+
+class SqlCredentials:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def add(self, credential: Credential) -> None:
+        self._tx.require_mine(credential.tenant)
+        await self._tx.change(insert(CREDENTIALS), to_columns(credential))
+
+    async def replace(self, credential: Credential) -> None:
+        self._tx.require_mine(credential.tenant)
+        where = (CREDENTIALS.c.id == credential.id, self._tx.mine(CREDENTIALS.c.tenant))
+        await self._tx.change(update(CREDENTIALS).where(*where).values(to_columns(credential)))
+
+    async def get(self, credential: CredentialId) -> Credential | None:
+        return await self._one(CREDENTIALS.c.id == credential)
+
+    async def named(self, name: str) -> Credential | None:
+        return await self._one(CREDENTIALS.c.name == name)
+
+    async def _one(self, condition: ColumnElement[bool]) -> Credential | None:
+        row = await self._tx.row(select(CREDENTIALS).where(condition, self._tx.mine(CREDENTIALS.c.tenant)))
+        return to_record(Credential, row) if row else None
+
+    async def list(self) -> Sequence[Credential]:
+        mine = self._tx.mine(CREDENTIALS.c.tenant)
+        rows = await self._tx.rows(select(CREDENTIALS).where(mine).order_by(CREDENTIALS.c.name))
+        return to_records(Credential, rows)
+
+    async def remove(self, credential: CredentialId) -> None:
+        where = (CREDENTIALS.c.id == credential, self._tx.mine(CREDENTIALS.c.tenant))
+        await self._tx.change(delete(CREDENTIALS).where(*where))
+
+
+class SqlVersions:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    def _where(self, credential: CredentialId) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+        return VERSIONS.c.credential_id == credential, self._tx.mine(VERSIONS.c.tenant)
+
+    async def add(self, version: CredentialVersion) -> None:
+        self._tx.require_mine(version.tenant)
+        await self._tx.change(insert(VERSIONS), to_columns(version))
+
+    async def replace(self, version: CredentialVersion) -> None:
+        self._tx.require_mine(version.tenant)
+        where = (*self._where(version.credential_id), VERSIONS.c.version == version.version)
+        await self._tx.change(update(VERSIONS).where(*where).values(to_columns(version)))
+
+    async def get(self, credential: CredentialId, version: int) -> CredentialVersion | None:
+        where = (*self._where(credential), VERSIONS.c.version == version)
+        row = await self._tx.row(select(VERSIONS).where(*where))
+        return to_record(CredentialVersion, row) if row else None
+
+    async def of(self, credential: CredentialId) -> Sequence[CredentialVersion]:
+        statement = select(VERSIONS).where(*self._where(credential)).order_by(VERSIONS.c.version)
+        return to_records(CredentialVersion, await self._tx.rows(statement))
+
+    async def count_by_kek(self) -> Mapping[str, int]:
+        """Envelopes under each key-encryption key, our own keys' included."""
+        of_credentials = select(VERSIONS.c.kek_id).where(
+            VERSIONS.c.kek_id.is_not(None), self._tx.mine(VERSIONS.c.tenant)
+        )
+        every = of_credentials.union_all(select(KEYS.c.kek_id)).subquery()
+        rows = await self._tx.rows(select(every.c.kek_id, func.count().label("envelopes")).group_by(every.c.kek_id))
+        return {row["kek_id"]: row["envelopes"] for row in rows}
+
+
+class SqlGrants:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def add(self, grant: Grant) -> None:
+        self._tx.require_mine(grant.tenant)
+        await self._tx.change(insert(GRANTS), to_columns(grant))
+
+    async def get(self, grant: GrantId) -> Grant | None:
+        row = await self._tx.row(select(GRANTS).where(GRANTS.c.id == grant, self._tx.mine(GRANTS.c.tenant)))
+        return to_record(Grant, row) if row else None
+
+    async def list(self) -> Sequence[Grant]:
+        return await self._many(true())
+
+    async def of_credential(self, credential: CredentialId) -> Sequence[Grant]:
+        return await self._many(GRANTS.c.credential_id == credential)
+
+    async def _many(self, condition: ColumnElement[bool]) -> Sequence[Grant]:
+        statement = select(GRANTS).where(condition, self._tx.mine(GRANTS.c.tenant))
+        return to_records(Grant, await self._tx.rows(statement.order_by(GRANTS.c.created_at, GRANTS.c.id)))
+
+    async def remove(self, grant: GrantId) -> None:
+        await self._tx.change(delete(GRANTS).where(GRANTS.c.id == grant, self._tx.mine(GRANTS.c.tenant)))
+
+
+class SqlAllowRules:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def add(self, rule: TenantAllowRule) -> None:
+        self._tx.require_mine(rule.tenant)
+        await self._tx.change(insert(RULES), to_columns(rule))
+
+    async def get(self, rule: str) -> TenantAllowRule | None:
+        row = await self._tx.row(select(RULES).where(RULES.c.id == rule, self._tx.mine(RULES.c.tenant)))
+        return to_record(TenantAllowRule, row) if row else None
+
+    async def list(self) -> Sequence[TenantAllowRule]:
+        return await self._many(true())
+
+    async def for_session(self, session: SessionId | None) -> Sequence[TenantAllowRule]:
+        return await self._many(or_(RULES.c.session.is_(None), RULES.c.session == session))
+
+    async def _many(self, condition: ColumnElement[bool]) -> Sequence[TenantAllowRule]:
+        statement = select(RULES).where(condition, self._tx.mine(RULES.c.tenant))
+        rows = await self._tx.rows(statement.order_by(RULES.c.created_at, RULES.c.id))
+        return to_records(TenantAllowRule, rows)
+
+    async def remove(self, rule: str) -> None:
+        await self._tx.change(delete(RULES).where(RULES.c.id == rule, self._tx.mine(RULES.c.tenant)))
+
+    async def remove_of_session(self, session: SessionId) -> int:
+        return await self._tx.change(delete(RULES).where(RULES.c.session == session, self._tx.mine(RULES.c.tenant)))
+
+
+class SqlSessions:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    def _where(self, session: SessionId) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+        return SESSIONS.c.id == session, self._tx.mine(SESSIONS.c.tenant)
+
+    async def add(self, session: Session) -> None:
+        self._tx.require_mine(session.tenant)
+        await self._tx.change(insert(SESSIONS), to_columns(session))
+
+    async def get(self, session: SessionId) -> Session | None:
+        row = await self._tx.row(select(SESSIONS).where(*self._where(session)))
+        return to_record(Session, row) if row else None
+
+    async def replace(self, session: Session) -> None:
+        self._tx.require_mine(session.tenant)
+        await self._tx.change(update(SESSIONS).where(*self._where(session.id)).values(to_columns(session)))
+
+
+class SqlTokens:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def add(self, token: Token) -> None:
+        self._tx.require_mine(token.tenant)
+        await self._tx.change(insert(TOKENS), to_columns(token))
+
+    async def get(self, token: PlaceholderId) -> Token | None:
+        return await self._one(TOKENS.c.id == token)
+
+    async def by_fingerprint(self, sha256: str) -> Token | None:
+        return await self._one(TOKENS.c.sha256 == sha256)
+
+    async def _one(self, condition: ColumnElement[bool]) -> Token | None:
+        row = await self._tx.row(select(TOKENS).where(condition, self._tx.mine(TOKENS.c.tenant)))
+        return to_record(Token, row) if row else None
+
+    async def list(self, kind: TokenKind) -> Sequence[Token]:
+        return await self._many(TOKENS.c.kind == kind.value)
+
+    async def unrevoked_of_credential(self, credential: CredentialId) -> Sequence[Token]:
+        return await self._many(TOKENS.c.credential_id == credential, TOKENS.c.revoked_at.is_(None))
+
+    async def unrevoked_of_session(self, session: SessionId) -> Sequence[Token]:
+        return await self._many(TOKENS.c.session == session, TOKENS.c.revoked_at.is_(None))
+
+    async def unrevoked_of_client(self, client: ClientId) -> Sequence[Token]:
+        return await self._many(TOKENS.c.client == client, TOKENS.c.revoked_at.is_(None))
+
+    async def _many(self, *conditions: ColumnElement[bool]) -> Sequence[Token]:
+        statement = select(TOKENS).where(*conditions, self._tx.mine(TOKENS.c.tenant))
+        return to_records(Token, await self._tx.rows(statement.order_by(TOKENS.c.created_at, TOKENS.c.id)))
+
+    async def prolong(self, sha256: str, expires_at: float) -> None:
+        where = (TOKENS.c.sha256 == sha256, self._tx.mine(TOKENS.c.tenant))
+        await self._tx.change(update(TOKENS).where(*where).values(expires_at=expires_at))
+
+    async def revoke(self, tokens: Sequence[Token], at: float) -> None:
+        for token in tokens:
+            where = (TOKENS.c.sha256 == token.sha256, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
+            await self._tx.change(update(TOKENS).where(*where).values(revoked_at=at))
+
+
+class SqlOwnKeys:
+    """The control plane's own keys: no tenant's, so only the platform's scope reaches them."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def add(self, key: OwnKey) -> None:
+        self._tx.require_mine(None)
+        await self._tx.change(insert(KEYS), to_columns(key))
+
+    async def list(self, purpose: KeyPurpose) -> Sequence[OwnKey]:
+        self._tx.require_mine(None)
+        statement = select(KEYS).where(KEYS.c.purpose == purpose.value).order_by(KEYS.c.created_at.desc(), KEYS.c.id)
+        return to_records(OwnKey, await self._tx.rows(statement))
+
+
+class SqlOutbox:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def append(self, changes: Sequence[Change], at: float) -> None:
+        if not changes:
+            return
+        for change in changes:
+            self._tx.require_mine(change.tenant)
+        if self._tx.is_postgresql:
+            await self._tx.row(select(func.pg_advisory_xact_lock(_OUTBOX_LOCK)))
+        await self._tx.change(
+            insert(OUTBOX),
+            [
+                {
+                    "at": at,
+                    "tenant": change.tenant,
+                    "kind": change.kind.value,
+                    "subject_id": change.id,
+                    "revoked": change.revoked,
+                }
+                for change in changes
+            ],
+        )
+        self._tx.published = True
+
+    async def after(self, sequence: int, limit: int) -> Sequence[PublishedChange]:
+        statement = select(OUTBOX).where(OUTBOX.c.sequence > sequence, self._tx.mine(OUTBOX.c.tenant))
+        return [
+            PublishedChange(
+                sequence=row["sequence"],
+                change=Change(
+                    kind=ChangeKind(row["kind"]), tenant=row["tenant"], id=row["subject_id"], revoked=row["revoked"]
+                ),
+            )
+            for row in await self._tx.rows(statement.order_by(OUTBOX.c.sequence).limit(limit))
+        ]
+
+    async def position(self) -> Position:
+        newest = select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery()
+        row = await self._tx.row(select(META.c.value, newest.label("sequence")).where(META.c.name == "epoch"))
+        assert row is not None, "the migrations write the epoch"
+        return Position(epoch=row["value"], sequence=row["sequence"])
+
+
+class SqlAudit:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def append(self, events: Sequence[AuditEvent]) -> None:
+        if not events:
+            return
+        for event in events:
+            self._tx.require_mine(TenantId(event.tenant) if event.tenant is not None else None)
+        new = postgresql_insert(AUDIT) if self._tx.is_postgresql else sqlite_insert(AUDIT)
+        await self._tx.change(
+            new.on_conflict_do_nothing(index_elements=["event_id"]),
+            [
+                {
+                    "event_id": event.event_id,
+                    "at": event.at,
+                    "tenant": event.tenant,
+                    "request_id": event.request_id,
+                    "action": event.action,
+                    "code": event.code.value if event.code else None,
+                    "record": event_to_json(event),
+                }
+                for event in events
+            ],
+        )
+
+    async def after(
+        self, sequence: int, *, limit: int, request_id: str | None
+    ) -> Sequence[tuple[int, dict[str, object]]]:
+        statement = select(AUDIT.c.sequence, AUDIT.c.record).where(
+            AUDIT.c.sequence > sequence, self._tx.mine(AUDIT.c.tenant)
+        )
+        if request_id is not None:
+            statement = statement.where(AUDIT.c.request_id == request_id)
+        rows = await self._tx.rows(statement.order_by(AUDIT.c.sequence).limit(limit))
+        return [(row["sequence"], row["record"]) for row in rows]
+
+
+def _prefixed(table: Table, cls: type, prefix: str) -> list[ColumnElement[Any]]:
+    return [table.c[name].label(prefix + name) for name in field_names(cls)]
+
+
+_TOKEN_FACTS = (
+    select(
+        *_prefixed(TOKENS, Token, "t_"),
+        *_prefixed(SESSIONS, Session, "s_"),
+        *_prefixed(CREDENTIALS, Credential, "c_"),
+        *_prefixed(VERSIONS, CredentialVersion, "v_"),
+        exists(select(CLIENTS.c.id).where(CLIENTS.c.id == TOKENS.c.client)).label("client_registered"),
+    )
+    .select_from(TOKENS)
+    .outerjoin(SESSIONS, SESSIONS.c.id == TOKENS.c.session)
+    .outerjoin(CREDENTIALS, CREDENTIALS.c.id == TOKENS.c.credential_id)
+    .outerjoin(
+        VERSIONS,
+        (VERSIONS.c.credential_id == CREDENTIALS.c.id) & (VERSIONS.c.version == CREDENTIALS.c.current_version),
+    )
+)
+"""Built once: a cold request of the proxy waits for it."""
+
+
+class SqlHotReads:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    async def token_facts(self, sha256: str) -> TokenFacts | None:
+        where = (TOKENS.c.sha256 == sha256, self._tx.mine(TOKENS.c.tenant))
+        row = await self._tx.row(_TOKEN_FACTS.where(*where))
+        if row is None:
+            return None
+        return TokenFacts(
+            token=to_record(Token, row, prefix="t_"),
+            session=to_record(Session, row, prefix="s_") if row["s_id"] is not None else None,
+            credential=to_record(Credential, row, prefix="c_") if row["c_id"] is not None else None,
+            version=to_record(CredentialVersion, row, prefix="v_") if row["v_version"] is not None else None,
+            client_registered=bool(row["client_registered"]),
+        )
+
+    async def granted(
+        self, *, subject: SubjectId, roles: tuple[str, ...], client: ClientId, tenant: TenantId
+    ) -> Sequence[tuple[Credential, tuple[Grant, ...]]]:
+        rows = await self._tx.rows(
+            select(GRANTS).where(
+                GRANTS.c.tenant == tenant,
+                self._tx.mine(GRANTS.c.tenant),
+                or_(GRANTS.c.subject == subject, GRANTS.c.role.in_(roles)),
+                or_(GRANTS.c.client.is_(None), GRANTS.c.client == client),
+            )
+        )
+        grants = [
+            grant for grant in to_records(Grant, rows) if grant.applies_to(subject=subject, roles=roles, client=client)
+        ]
+        wanted = {grant.credential_id for grant in grants}
+        # The same two statements run whatever is granted: how long it takes tells nothing.
+        credentials = to_records(
+            Credential,
+            await self._tx.rows(
+                select(CREDENTIALS)
+                .where(
+                    CREDENTIALS.c.tenant == tenant, CREDENTIALS.c.id.in_(wanted), self._tx.mine(CREDENTIALS.c.tenant)
+                )
+                .order_by(CREDENTIALS.c.name)
+            ),
+        )
+        return [
+            (credential, tuple(grant for grant in grants if grant.credential_id == credential.id))
+            for credential in credentials
+        ]
+
+
+class SqlRecords:
+    """`ports.Records` over one transaction."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self.tenants = SqlTenants(tx)
+        self.clients = SqlClients(tx)
+        self.credentials = SqlCredentials(tx)
+        self.versions = SqlVersions(tx)
+        self.grants = SqlGrants(tx)
+        self.rules = SqlAllowRules(tx)
+        self.sessions = SqlSessions(tx)
+        self.tokens = SqlTokens(tx)
+        self.own_keys = SqlOwnKeys(tx)
+        self.outbox = SqlOutbox(tx)
+        self.audit = SqlAudit(tx)
+        self.hot = SqlHotReads(tx)

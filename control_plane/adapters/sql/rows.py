@@ -1,0 +1,108 @@
+"""Rows to records and back. Columns and fields have the same names; the table below lists the few that change form.
+
+Rule: a row that cannot be read (it was edited by hand) is an error of that row alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import structlog
+
+from control_plane.contract.destination import destination_from_json, destination_to_json
+from control_plane.contract.placement import placement_from_json, placement_to_json
+from control_plane.core.records import (
+    Client,
+    ClientKind,
+    ClientSource,
+    CredentialVersion,
+    KeyPurpose,
+    OwnKey,
+    Token,
+    TokenKind,
+    VersionState,
+)
+from control_plane.ports import UnreadableRowError
+
+R = TypeVar("R")
+Reader = Callable[[Any], Any]
+
+_log = structlog.get_logger("control_plane.store")
+
+_SETS: Reader = lambda value: None if value is None else frozenset(value)  # noqa: E731 (one of a table)
+
+_READ: Mapping[str, Reader] = {
+    "destinations": lambda value: tuple(destination_from_json(item) for item in value),
+    "placements": lambda value: tuple(placement_from_json(item) for item in value),
+    "roles": tuple,
+    "scopes": tuple,
+    "variables": tuple,
+    "methods": _SETS,
+    "path_prefixes": _SETS,
+}
+
+_ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
+    (Client, "kind"): ClientKind,
+    (Client, "source"): ClientSource,
+    (CredentialVersion, "state"): VersionState,
+    (Token, "kind"): TokenKind,
+    (OwnKey, "purpose"): KeyPurpose,
+}
+
+_WRITE: Mapping[str, Reader] = {
+    "destinations": lambda value: [destination_to_json(item) for item in value],
+    "placements": lambda value: [placement_to_json(item) for item in value],
+    "roles": list,
+    "scopes": list,
+    "variables": list,
+    "methods": lambda value: None if value is None else sorted(value),
+    "path_prefixes": lambda value: None if value is None else sorted(value),
+}
+
+
+def to_record(cls: type[R], row: Mapping[str, Any], *, prefix: str = "") -> R:
+    """The row's columns (those that begin with `prefix`) as a record. Raises `UnreadableRowError`."""
+    try:
+        return cls(**{name: _read(cls, name, row[prefix + name]) for name in field_names(cls)})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UnreadableRowError(f"a stored {cls.__name__} is not readable") from None
+
+
+def to_records(cls: type[R], rows: Iterable[Mapping[str, Any]]) -> list[R]:
+    """Those that can be read; the others are reported and left out."""
+    records = []
+    for row in rows:
+        try:
+            records.append(to_record(cls, row))
+        except UnreadableRowError:
+            _log.warning("row_unreadable", record=cls.__name__)
+    return records
+
+
+def to_columns(record: Any) -> dict[str, Any]:
+    return {name: _write(name, getattr(record, name)) for name in field_names(type(record))}
+
+
+def field_names(cls: type) -> tuple[str, ...]:
+    names = _FIELDS.get(cls)
+    if names is None:
+        names = _FIELDS[cls] = tuple(field.name for field in fields(cls))
+    return names
+
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _read(cls: type, name: str, value: Any) -> Any:
+    if (reader := _READ.get(name)) is not None:
+        return reader(value)
+    if (enum := _ENUMS.get((cls, name))) is not None:
+        return enum(value)
+    return value
+
+
+def _write(name: str, value: Any) -> Any:
+    if (writer := _WRITE.get(name)) is not None:
+        return writer(value)
+    return value.value if isinstance(value, StrEnum) else value

@@ -1,0 +1,76 @@
+"""Transactions (`ports.Store`): opened with a scope, committed when the block ends, rolled back when it raises.
+
+Rule: a database that does not answer is `store_unavailable`, never "not found".
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+
+import structlog
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from control_plane.adapters.sql.engine import WRITER
+from control_plane.adapters.sql.repositories import SqlRecords, Transaction
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.ports import Scope, Wake
+
+_log = structlog.get_logger("control_plane.store")
+
+
+class SqlStore:
+    def __init__(self, engine: AsyncEngine, wake: Wake) -> None:
+        self._wake = wake
+        self._reader = engine
+        self._writer = engine.execution_options(**{WRITER: True})
+        self._one_writer: AbstractAsyncContextManager[object] = nullcontext()
+        if engine.dialect.name == "postgresql":
+            self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        else:
+            # SQLite has one writer at a time: queueing here costs less than its busy handler's sleeps.
+            self._one_writer = asyncio.Lock()
+
+    @asynccontextmanager
+    async def read(self, scope: Scope) -> AsyncIterator[SqlRecords]:
+        """One moment of the database, for looking only."""
+        with _unavailable_when_away():
+            async with self._reader.connect() as connection, connection.begin():
+                yield SqlRecords(Transaction(connection, scope, writes=False))
+
+    @asynccontextmanager
+    async def write(self, scope: Scope) -> AsyncIterator[SqlRecords]:
+        """A transaction; event streams are woken after its commit when it published anything."""
+        with _unavailable_when_away():
+            async with self._one_writer, self._writer.connect() as connection:
+                async with connection.begin():
+                    tx = Transaction(connection, scope, writes=True)
+                    yield SqlRecords(tx)
+                if tx.published:
+                    self._wake.announce()
+
+
+class _unavailable_when_away:  # noqa: N801 (reads as a statement)
+    """Turns "the database does not answer" into its refusal; everything else passes as it is."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None and _is_away(error):
+            _log.warning("store_unavailable", error=type(error).__name__)
+            raise RefusedError(
+                Refusal(
+                    RefusalCode.STORE_UNAVAILABLE,
+                    "the control plane's database does not answer",
+                    "try again in a moment",
+                    retry_after_seconds=1,
+                )
+            ) from error
+
+
+def _is_away(error: BaseException) -> bool:
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | ConnectionError)

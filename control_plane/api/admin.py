@@ -1,0 +1,312 @@
+"""The administrator's API: tenants, clients, credentials, grants, allow rules, placeholders, the audit trail.
+
+Rule: every route here is for the administrator alone; each handler turns one message into one call and back.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from pydantic import BaseModel
+
+from control_plane.access import Access
+from control_plane.api.errors import request_id
+from control_plane.api.messages import (
+    AllowRuleIn,
+    AllowRuleOut,
+    ClientIn,
+    ClientOut,
+    CredentialChangeIn,
+    CredentialIn,
+    CredentialOut,
+    GrantIn,
+    GrantOut,
+    KekOut,
+    NewClientOut,
+    PlaceholderIn,
+    PlaceholderOut,
+    RotationIn,
+    TenantOut,
+)
+from control_plane.api.oauth import exchange_answer
+from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, TENANT_ID
+from control_plane.core.presets import PRESETS, preset_to_json
+from control_plane.core.records import ClientKind, TokenKind
+from control_plane.credentials import CredentialChange, CredentialKeeper, NewCredential
+from control_plane.custody import Custody
+from control_plane.grants import AllowRuleKeeper, GrantKeeper, NewAllowRule, NewGrant
+from control_plane.placeholders import NewPlaceholder, PlaceholderKeeper
+from control_plane.ports import CrossTenantReason, PlatformScope, Scope, Store, TenantScope
+from control_plane.registry import NewClient, Registry
+from control_plane.trail import ADMINISTRATOR, Actor
+
+T = TypeVar("T")
+
+TenantPath = Annotated[str, Path(pattern=TENANT_ID)]
+NamePath = Annotated[str, Path(pattern=CREDENTIAL_NAME)]
+ClientPath = Annotated[str, Path(pattern=CLIENT_ID)]
+IdPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
+LimitQuery = Annotated[int, Query(ge=1, le=1000)]
+RequestIdQuery = Annotated[str | None, Query(max_length=64)]
+
+_PROBLEM: Final[dict[str, Any]] = {
+    "description": "Problem details (RFC 9457)",
+    "content": {"application/problem+json": {"schema": {"type": "object"}}},
+}
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = dict.fromkeys((400, 401, 404, 413, 422, 503), _PROBLEM)
+
+
+class Items(BaseModel, Generic[T]):
+    items: list[T]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminApi:
+    access: Access
+    registry: Registry
+    credentials: CredentialKeeper
+    grants: GrantKeeper
+    rules: AllowRuleKeeper
+    placeholders: PlaceholderKeeper
+    store: Store
+    custody: Custody
+
+    def router(self) -> APIRouter:
+        router = APIRouter(
+            prefix="/v1", dependencies=[Depends(administrator_only(self.access))], responses=PROBLEMS, tags=["admin"]
+        )
+        route = router.add_api_route
+        route("/tenants", self.list_tenants, methods=["GET"])
+        route("/tenants/{tenant}", self.put_tenant, methods=["PUT"])
+        route("/tenants/{tenant}", self.delete_tenant, methods=["DELETE"], status_code=204)
+        route("/clients", self.add_client, methods=["POST"], status_code=201)
+        route("/clients", self.list_clients, methods=["GET"])
+        route("/clients/{client}", self.delete_client, methods=["DELETE"], status_code=204)
+        route("/tenants/{tenant}/credentials", self.add_credential, methods=["POST"], status_code=201)
+        route("/tenants/{tenant}/credentials", self.list_credentials, methods=["GET"])
+        route("/tenants/{tenant}/credentials/{name}", self.get_credential, methods=["GET"])
+        route("/tenants/{tenant}/credentials/{name}", self.change_credential, methods=["PATCH"])
+        route("/tenants/{tenant}/credentials/{name}", self.delete_credential, methods=["DELETE"], status_code=204)
+        route("/tenants/{tenant}/credentials/{name}/rotate", self.rotate_credential, methods=["POST"])
+        route("/tenants/{tenant}/grants", self.add_grant, methods=["POST"], status_code=201)
+        route("/tenants/{tenant}/grants", self.list_grants, methods=["GET"])
+        route("/tenants/{tenant}/grants/{grant}", self.delete_grant, methods=["DELETE"], status_code=204)
+        route("/tenants/{tenant}/allow-rules", self.add_rule, methods=["POST"], status_code=201)
+        route("/tenants/{tenant}/allow-rules", self.list_rules, methods=["GET"])
+        route("/tenants/{tenant}/allow-rules/{rule}", self.delete_rule, methods=["DELETE"], status_code=204)
+        route("/tenants/{tenant}/placeholders", self.list_placeholders, methods=["GET"])
+        route("/tenants/{tenant}/placeholders", self.issue_placeholder, methods=["POST"], status_code=201)
+        route(
+            "/tenants/{tenant}/placeholders/{placeholder}",
+            self.revoke_placeholder,
+            methods=["DELETE"],
+            status_code=204,
+        )
+        route("/tenants/{tenant}/audit", self.tenant_audit, methods=["GET"])
+        route("/audit", self.audit, methods=["GET"])
+        route("/presets", self.list_presets, methods=["GET"])
+        route("/key-encryption-keys", self.list_keks, methods=["GET"])
+        return router
+
+    # --- tenants and clients
+
+    async def list_tenants(self) -> Items[TenantOut]:
+        tenants = await self.registry.tenants()
+        return Items(items=[TenantOut(id=tenant.id, created_at=tenant.created_at) for tenant in tenants])
+
+    async def put_tenant(self, request: Request, tenant: TenantPath) -> TenantOut:
+        """Makes the tenant if it is not there yet."""
+        made = await self.registry.ensure_tenant(TenantId(tenant), by=_administrator(request))
+        return TenantOut(id=made.id, created_at=made.created_at)
+
+    async def delete_tenant(self, request: Request, tenant: TenantPath) -> Response:
+        """With everything it has. The audit trail stays."""
+        await self.registry.remove_tenant(TenantId(tenant), by=_administrator(request))
+        return Response(status_code=204)
+
+    async def add_client(self, request: Request, body: ClientIn) -> NewClientOut:
+        """The secret is in this answer and nowhere else."""
+        new = NewClient(
+            id=ClientId(body.id),
+            kind=ClientKind(body.kind),
+            tenant=TenantId(body.tenant) if body.tenant is not None else None,
+            scopes=tuple(body.scopes),
+        )
+        client, secret = await self.registry.add_client(new, by=_administrator(request))
+        return NewClientOut.with_secret(client, secret)
+
+    async def list_clients(self) -> Items[ClientOut]:
+        return Items(items=[ClientOut.of(client) for client in await self.registry.clients()])
+
+    async def delete_client(self, request: Request, client: ClientPath) -> Response:
+        """Whatever it holds is revoked."""
+        await self.registry.remove_client(ClientId(client), by=_administrator(request))
+        return Response(status_code=204)
+
+    # --- credentials
+
+    async def add_credential(self, request: Request, tenant: TenantPath, body: CredentialIn) -> CredentialOut:
+        new = NewCredential(
+            name=body.name,
+            preset=body.preset,
+            destinations=_tuple(body.destinations),
+            placements=_tuple(body.placements),
+            variables=_tuple(body.variables),
+            credential_required=body.credential_required,
+            secret=body.secret,
+        )
+        return CredentialOut.of(await self.credentials.add(TenantId(tenant), new, by=_administrator(request)))
+
+    async def list_credentials(self, tenant: TenantPath) -> Items[CredentialOut]:
+        found = await self.credentials.list(TenantId(tenant))
+        return Items(items=[CredentialOut.of(described) for described in found])
+
+    async def get_credential(self, tenant: TenantPath, name: NamePath) -> CredentialOut:
+        return CredentialOut.of(await self.credentials.get(TenantId(tenant), name))
+
+    async def change_credential(
+        self, request: Request, tenant: TenantPath, name: NamePath, body: CredentialChangeIn
+    ) -> CredentialOut:
+        """Anything by which the secret could go further than before needs the secret again: 422 `secret_required`."""
+        change = CredentialChange(
+            destinations=_tuple(body.destinations),
+            placements=_tuple(body.placements),
+            variables=_tuple(body.variables),
+            credential_required=body.credential_required,
+            secret=body.secret,
+        )
+        return CredentialOut.of(
+            await self.credentials.change(TenantId(tenant), name, change, by=_administrator(request))
+        )
+
+    async def rotate_credential(
+        self, request: Request, tenant: TenantPath, name: NamePath, body: RotationIn
+    ) -> CredentialOut:
+        """A new version of the secret. Placeholders stay as they are."""
+        return CredentialOut.of(
+            await self.credentials.rotate(
+                TenantId(tenant), name, body.secret, compromised=body.compromised, by=_administrator(request)
+            )
+        )
+
+    async def delete_credential(self, request: Request, tenant: TenantPath, name: NamePath) -> Response:
+        await self.credentials.delete(TenantId(tenant), name, by=_administrator(request))
+        return Response(status_code=204)
+
+    # --- grants and allow rules
+
+    async def add_grant(self, request: Request, tenant: TenantPath, body: GrantIn) -> GrantOut:
+        new = NewGrant(
+            credential=body.credential,
+            subject=SubjectId(body.subject) if body.subject is not None else None,
+            role=body.role,
+            client=ClientId(body.client) if body.client is not None else None,
+            methods=_set(body.methods),
+            path_prefixes=_set(body.path_prefixes),
+            until=body.until,
+        )
+        return GrantOut.of(await self.grants.add(TenantId(tenant), new, by=_administrator(request)))
+
+    async def list_grants(self, tenant: TenantPath) -> Items[GrantOut]:
+        return Items(items=[GrantOut.of(named) for named in await self.grants.list(TenantId(tenant))])
+
+    async def delete_grant(self, request: Request, tenant: TenantPath, grant: IdPath) -> Response:
+        """Placeholders that stood on this grant alone are revoked."""
+        await self.grants.remove(TenantId(tenant), GrantId(grant), by=_administrator(request))
+        return Response(status_code=204)
+
+    async def add_rule(self, request: Request, tenant: TenantPath, body: AllowRuleIn) -> AllowRuleOut:
+        new = NewAllowRule(
+            host=body.host,
+            port=body.port,
+            methods=_set(body.methods),
+            allow_private=body.allow_private,
+            session=SessionId(body.session) if body.session is not None else None,
+        )
+        return AllowRuleOut.of(await self.rules.add(TenantId(tenant), new, by=_administrator(request)))
+
+    async def list_rules(self, tenant: TenantPath) -> Items[AllowRuleOut]:
+        return Items(items=[AllowRuleOut.of(rule) for rule in await self.rules.list(TenantId(tenant))])
+
+    async def delete_rule(self, request: Request, tenant: TenantPath, rule: IdPath) -> Response:
+        await self.rules.remove(TenantId(tenant), rule, by=_administrator(request))
+        return Response(status_code=204)
+
+    # --- placeholders
+
+    async def list_placeholders(
+        self, tenant: TenantPath, kind: TokenKind = TokenKind.PLACEHOLDER
+    ) -> Items[PlaceholderOut]:
+        found = await self.placeholders.list(TenantId(tenant), kind)
+        return Items(items=[PlaceholderOut.of(named) for named in found])
+
+    async def issue_placeholder(self, request: Request, tenant: TenantPath, body: PlaceholderIn) -> dict[str, Any]:
+        """For a subject that has a grant. The placeholder is in this answer and nowhere else."""
+        new = NewPlaceholder(
+            subject=SubjectId(body.subject),
+            audience=body.audience,
+            ttl_seconds=body.ttl_seconds,
+            client=ClientId(body.client) if body.client is not None else None,
+            with_session=body.session,
+        )
+        return exchange_answer(await self.placeholders.issue(TenantId(tenant), new, by=_administrator(request)))
+
+    async def revoke_placeholder(self, request: Request, tenant: TenantPath, placeholder: IdPath) -> Response:
+        await self.placeholders.revoke(TenantId(tenant), PlaceholderId(placeholder), by=_administrator(request))
+        return Response(status_code=204)
+
+    # --- the trail, and what there is to know
+
+    async def tenant_audit(
+        self, tenant: TenantPath, after: AfterQuery = 0, limit: LimitQuery = 100, request_id: RequestIdQuery = None
+    ) -> Items[dict[str, Any]]:
+        """In the order of `sequence`; the next page is after the last one seen."""
+        return await self._trail(TenantScope(TenantId(tenant)), after, limit, request_id)
+
+    async def audit(
+        self, after: AfterQuery = 0, limit: LimitQuery = 100, request_id: RequestIdQuery = None
+    ) -> Items[dict[str, Any]]:
+        """Every tenant's, and the refusals of callers that nobody knows."""
+        return await self._trail(PlatformScope(CrossTenantReason.AUDIT), after, limit, request_id)
+
+    async def _trail(self, scope: Scope, after: int, limit: int, request_id: str | None) -> Items[dict[str, Any]]:
+        async with self.store.read(scope) as records:
+            found = await records.audit.after(after, limit=limit, request_id=request_id)
+        return Items(items=[{"sequence": sequence, **event} for sequence, event in found])
+
+    async def list_presets(self) -> Items[dict[str, Any]]:
+        return Items(items=[preset_to_json(preset) for preset in PRESETS.values()])
+
+    async def list_keks(self) -> Items[KekOut]:
+        """How many envelopes each key-encryption key still seals: one with none can be taken out of the ring."""
+        async with self.store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            counts = await records.versions.count_by_kek()
+        ring = self.custody.kek_ids
+        return Items(
+            items=[
+                KekOut(kek_id=kek_id, in_ring=kek_id in ring, newest=kek_id == ring[0], envelopes=counts.get(kek_id, 0))
+                for kek_id in [*ring, *sorted(counts.keys() - set(ring))]
+            ]
+        )
+
+
+def administrator_only(access: Access) -> Callable[..., None]:
+    def check(authorization: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
+        access.require_administrator(authorization)
+
+    return check
+
+
+def _administrator(request: Request) -> Actor:
+    return Actor(ADMINISTRATOR, request_id(request))
+
+
+def _tuple(values: Sequence[T] | None) -> tuple[T, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _set(values: Sequence[T] | None) -> frozenset[T] | None:
+    return None if values is None else frozenset(values)

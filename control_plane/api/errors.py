@@ -1,0 +1,118 @@
+"""Every exception's answer, at the one edge: problem details (RFC 9457).
+
+Rule: an expected "no" answers with its code; anything else is `internal_error` without the exception's message. What a
+field held is never repeated, only its name.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from control_plane.contract.headers import PROBLEM_JSON, REFUSAL_HEADER, SHOULD_RETRY_HEADER
+from control_plane.contract.placeholder import redact
+from control_plane.contract.refusal import RETRY_MAY_HELP, Refusal, RefusalCode, RefusedError, problem
+from control_plane.ports import UnreadableRowError
+
+_log = structlog.get_logger("control_plane.api")
+
+INTERNAL_ERROR: Final = Refusal(
+    RefusalCode.INTERNAL_ERROR, "the control plane failed", "the log has more under this request id"
+)
+_UNREADABLE: Final = Refusal(RefusalCode.CREDENTIAL_UNAVAILABLE, "a stored record is not readable")
+
+_BY_STATUS: Final[Mapping[int, Refusal]] = {
+    404: Refusal(RefusalCode.NOT_FOUND, "there is no such route", "GET /openapi.json lists them"),
+    405: Refusal(RefusalCode.METHOD_NOT_ALLOWED, "this route does not know that method"),
+    413: Refusal(RefusalCode.BODY_TOO_LARGE, "the request's body is too large"),
+    414: Refusal(RefusalCode.URI_TOO_LONG, "the request's target is too long"),
+    431: Refusal(RefusalCode.HEADERS_TOO_LARGE, "the request's header fields are too large"),
+}
+_MALFORMED: Final = Refusal(RefusalCode.MALFORMED_REQUEST, "the request cannot be read")
+
+
+def answer(refusal: Refusal, *, request_id: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The refusal as a response."""
+    return JSONResponse(
+        problem(refusal, request_id=request_id),
+        status_code=refusal.status,
+        media_type=PROBLEM_JSON,
+        headers={**refusal_headers(refusal), **(headers or {})},
+    )
+
+
+def refusal_headers(refusal: Refusal) -> dict[str, str]:
+    headers = {REFUSAL_HEADER: refusal.code.value}
+    if refusal.code not in RETRY_MAY_HELP:
+        headers[SHOULD_RETRY_HEADER] = "false"
+    if refusal.retry_after_seconds is not None:
+        headers["Retry-After"] = str(refusal.retry_after_seconds)
+    if refusal.status == HTTPStatus.UNAUTHORIZED:
+        # RFC 9110 §11.6.1: both challenges, since a wrong token's answer is the same on every route.
+        headers["WWW-Authenticate"] = 'Bearer realm="coatcheck", Basic realm="coatcheck"'
+    return headers
+
+
+def refusal_of_status(status: int) -> Refusal:
+    return _BY_STATUS.get(status, _MALFORMED)
+
+
+def install(app: FastAPI) -> None:
+    """Registers the answers of every kind of exception."""
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RefusedError)
+        return answer(error.refusal, request_id=request_id(request))
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return answer(refusal_of_status(error.status_code), request_id=request_id(request), headers=error.headers)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return answer(_invalid(error.errors()), request_id=request_id(request))
+
+    async def unreadable(request: Request, error: Exception) -> JSONResponse:
+        return answer(_UNREADABLE, request_id=request_id(request))
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return answer(INTERNAL_ERROR, request_id=request_id(request))
+
+    app.add_exception_handler(RefusedError, refused)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(UnreadableRowError, unreadable)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def request_id(request: Request) -> str:
+    """As the edge made it."""
+    value = request.scope.get("coatcheck.request_id")
+    return value if isinstance(value, str) else ""
+
+
+def _invalid(errors: Any) -> Refusal:
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Refusal(RefusalCode.MALFORMED_REQUEST, "the body is not JSON")
+    place = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
+    field = redact(".".join(place))[:128] or "body"
+    return Refusal(RefusalCode.INVALID_FIELD, f"{field}: {_expectation(first)}")
+
+
+def _expectation(error: Mapping[str, Any]) -> str:
+    # Pydantic's own sentences say what was expected; ours, raised in validators, say it too. Neither quotes the input.
+    match error["type"]:
+        case "extra_forbidden":
+            return "there is no such field"
+        case "missing":
+            return "is missing"
+        case "value_error":
+            return str(error["msg"]).removeprefix("Value error, ")
+        case _:
+            return str(error["msg"])[:200]

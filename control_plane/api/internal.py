@@ -1,0 +1,183 @@
+"""`/internal`: what an egress proxy asks and tells (`contract.wire`). For clients of kind `egress_proxy` alone.
+
+Rule: unknown fields are ignored unless the sender says that they must be understood; a contract that we do not serve is
+an error, never a guess.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Final, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import TypeAdapter
+
+from control_plane.access import Access
+from control_plane.api.errors import request_id
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.wire import (
+    AUDIT_BATCH,
+    EVENT,
+    HEARTBEAT_SECONDS,
+    RESOLVE_ANSWER,
+    RESOLVE_REQUEST,
+    SERVED_CONTRACTS,
+    TAG_KEYS,
+    AuditBatch,
+    AuditEvent,
+    Event,
+    TagKeys,
+    WireError,
+    read,
+    write,
+)
+from control_plane.core.audit import cleaned, gap
+from control_plane.core.records import Client, ClientKind, PublishedChange
+from control_plane.own_keys import OwnKeyring
+from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
+from control_plane.resolution import Resolution
+
+UNDERSTOOD: Final[frozenset[str]] = frozenset()
+"""Extensions of a message that this version knows. There is none yet."""
+
+_EVENTS_AT_ONCE: Final = 500
+_JSON: Final = "application/json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class InternalApi:
+    access: Access
+    resolution: Resolution
+    own_keys: OwnKeyring
+    store: Store
+    wake: Wake
+    clock: Clock
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/internal", include_in_schema=False)
+        router.add_api_route("/resolve", self.resolve, methods=["POST"])
+        router.add_api_route("/tag-keys", self.tag_keys, methods=["GET"])
+        router.add_api_route("/events", self.events, methods=["GET"])
+        router.add_api_route("/audit", self.audit, methods=["POST"])
+        return router
+
+    async def resolve(self, request: Request) -> Response:
+        await self._proxy(request)
+        asked = _read(RESOLVE_REQUEST, await request.body())
+        if asked.contract not in SERVED_CONTRACTS or not UNDERSTOOD.issuperset(asked.must_understand):
+            raise RefusedError(NOT_OUR_CONTRACT)
+        return Response(write(RESOLVE_ANSWER, await self.resolution(asked)), media_type=_JSON)
+
+    async def tag_keys(self, request: Request) -> Response:
+        await self._proxy(request)
+        rings = await self.own_keys.rings()
+        async with self.store.read(PlatformScope(CrossTenantReason.EVENTS)) as records:
+            position = await records.outbox.position()
+        keys = TagKeys(tuple(key.hex() for key in rings.tags), epoch=position.epoch, as_of=position.sequence)
+        return Response(write(TAG_KEYS, keys), media_type=_JSON)
+
+    async def events(self, request: Request) -> Response:
+        await self._proxy(request)
+        after = _after(request)
+        return StreamingResponse(self._stream(after), media_type="text/event-stream")
+
+    async def _stream(self, after: int | None) -> AsyncIterator[bytes]:
+        """Every change after that sequence, as it happens; a heartbeat at once and whenever nothing else was sent."""
+        last, quiet_since = after, 0.0
+        while not self.wake.closed:
+            grew = self.wake.listen()
+            position, changes = await self._look(last)
+            # A number that is ahead of ours is of another history (a restored database): the heartbeat shows it.
+            last = position.sequence if last is None else min(last, position.sequence)
+            for published in changes:
+                last = published.sequence
+                yield _message(_event(published, position.epoch))
+            now = time.monotonic()
+            if changes:
+                quiet_since = now
+            elif now - quiet_since >= HEARTBEAT_SECONDS:
+                quiet_since = now
+                yield _message(Event(sequence=last, epoch=position.epoch, kind="heartbeat"))
+            if len(changes) < _EVENTS_AT_ONCE:
+                await grew(max(0.0, HEARTBEAT_SECONDS - (time.monotonic() - quiet_since)))
+
+    async def _look(self, last: int | None) -> tuple[Position, Sequence[PublishedChange]]:
+        async with self.store.read(PlatformScope(CrossTenantReason.EVENTS)) as records:
+            position = await records.outbox.position()
+            if last is None or last >= position.sequence:
+                return position, ()
+            return position, await records.outbox.after(last, _EVENTS_AT_ONCE)
+
+    async def audit(self, request: Request) -> Response:
+        proxy = await self._proxy(request)
+        batch = _read(AUDIT_BATCH, await request.body())
+        async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
+            await records.audit.append(self._events_of(batch, proxy, request_id(request)))
+        return Response(status_code=204)
+
+    def _events_of(self, batch: AuditBatch, proxy: Client, own_request_id: str) -> list[AuditEvent]:
+        events = [_reported(event, proxy) for event in batch.events]
+        if batch.dropped > 0:
+            # Named after the batch, so that a batch that is sent again does not report its gap again.
+            name = batch.events[0].event_id if batch.events else own_request_id
+            missing = gap(
+                event_id="gap_" + sha256(f"{proxy.id} {name}".encode()).hexdigest()[:32],
+                at=self.clock(),
+                request_id=own_request_id,
+                proxy=proxy.id,
+                dropped=batch.dropped,
+            )
+            events.insert(0, missing)
+        return events
+
+    async def _proxy(self, request: Request) -> Client:
+        return await self.access.client_of_kind(request.headers.get("authorization"), ClientKind.EGRESS_PROXY)
+
+
+def _read(adapter: TypeAdapter[T], raw: bytes) -> T:
+    try:
+        return read(adapter, raw)
+    except WireError as error:
+        raise RefusedError(Refusal(RefusalCode.MALFORMED_REQUEST, str(error))) from None
+
+
+def _after(request: Request) -> int | None:
+    """The last sequence that the proxy has seen; None: from now on."""
+    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    if text is None or text == "":
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise RefusedError(Refusal(RefusalCode.MALFORMED_REQUEST, "after: a sequence number is digits"))
+    return int(text)
+
+
+def _event(published: PublishedChange, epoch: str) -> Event:
+    change = published.change
+    return Event(
+        sequence=published.sequence,
+        epoch=epoch,
+        kind=change.kind.value,
+        tenant=change.tenant,
+        id=change.id,
+        revoked=change.revoked,
+    )
+
+
+def _message(event: Event) -> bytes:
+    return f"id: {event.sequence}\nevent: {event.kind}\ndata: ".encode() + write(EVENT, event) + b"\n\n"
+
+
+def _reported(event: AuditEvent, proxy: Client) -> AuditEvent:
+    event = cleaned(event)
+    return replace(event, extra={**event.extra, "reported_by": proxy.id})
+
+
+NOT_OUR_CONTRACT: Final = Refusal(
+    RefusalCode.MALFORMED_REQUEST,
+    "this control plane does not serve that contract, or does not understand what it must",
+    "update the control plane before the proxies",
+)

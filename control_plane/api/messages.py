@@ -1,0 +1,455 @@
+"""The JSON bodies of the public API: what comes in, strictly, and what goes out.
+
+Rule: an unknown field is an error, a value is never coerced ("yes" is no boolean), and no outgoing message has a field
+for a secret. Each incoming body turns into domain values once, here.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from control_plane.contract.destination import (
+    Destination,
+    InvalidDestinationError,
+    canonical_host,
+    check_methods,
+    is_plain_path,
+    parse_destination,
+)
+from control_plane.contract.placement import InvalidPlacementError, Placement, placement_from_json, placement_to_json
+from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
+from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, PRINTABLE, TENANT_ID, VARIABLE
+from control_plane.core.records import Client, Session, TenantAllowRule
+from control_plane.credentials import Described
+from control_plane.grants import NamedGrant
+from control_plane.placeholders import NamedToken
+
+MAX_ITEMS: Final = 64
+MAX_TTL_SECONDS: Final = 30 * 86_400
+
+
+def _secret(value: Any) -> Secret:
+    if not isinstance(value, str):
+        raise PydanticCustomError("secret_type", "a string is expected")
+    try:
+        return Secret.submitted(value)
+    except UnusableSecretError as error:
+        raise PydanticCustomError("secret_unusable", "{reason}", {"reason": str(error)}) from None
+
+
+def _whole(value: Any) -> Any:
+    # JSON Schema counts 5.0 among the integers; strict validation would not.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _placement(value: Any) -> Placement:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise PydanticCustomError("placement", "an object is expected")
+    try:
+        return placement_from_json(value)
+    except InvalidPlacementError as error:
+        raise PydanticCustomError("placement", "{reason}", {"reason": str(error)}) from None
+
+
+def _host(value: str) -> str:
+    try:
+        return canonical_host(value)
+    except InvalidDestinationError as error:
+        raise PydanticCustomError("host", "{reason}", {"reason": str(error)}) from None
+
+
+def _method(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            check_methods(frozenset({value}))
+        except InvalidDestinationError as error:
+            raise PydanticCustomError("method", "{reason}", {"reason": str(error)}) from None
+    return value
+
+
+def _path_prefix(value: str) -> str:
+    try:
+        Destination(parse_destination("https://host.test").endpoint, value)
+    except InvalidDestinationError as error:
+        raise PydanticCustomError("path_prefix", "{reason}", {"reason": str(error)}) from None
+    assert is_plain_path(value)
+    return value
+
+
+SecretField = Annotated[
+    Secret,
+    PlainValidator(_secret),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_SECRET_BYTES, "writeOnly": True}),
+]
+Whole = Annotated[int, BeforeValidator(_whole)]
+TenantName = Annotated[str, StringConstraints(pattern=TENANT_ID)]
+ClientName = Annotated[str, StringConstraints(pattern=CLIENT_ID)]
+CredentialName = Annotated[str, StringConstraints(pattern=CREDENTIAL_NAME)]
+Printable = Annotated[str, StringConstraints(pattern=PRINTABLE)]
+Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
+ObjectId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+Method = Annotated[str, BeforeValidator(_method), Field(json_schema_extra={"pattern": "^[A-Z][A-Z-]{0,31}$"})]
+Methods = Annotated[list[Method], Field(min_length=1, max_length=MAX_ITEMS)]
+PathPrefix = Annotated[str, StringConstraints(max_length=1024), BeforeValidator(_path_prefix)]
+Host = Annotated[str, StringConstraints(max_length=255), BeforeValidator(_host)]
+Port = Annotated[Whole, Field(ge=1, le=65_535)]
+UnixSeconds = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
+
+PLACEMENT_SCHEMA: Final[dict[str, Any]] = {
+    "oneOf": [
+        {
+            "type": "object",
+            "properties": {
+                "kind": {"const": "header"},
+                "name": {"type": "string"},
+                "format": {"type": "string"},
+            },
+            "required": ["kind", "name"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"kind": {"const": "basic"}, "username": {"type": "string"}},
+            "required": ["kind", "username"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"kind": {"const": "query"}, "parameter": {"type": "string"}},
+            "required": ["kind", "parameter"],
+            "additionalProperties": False,
+        },
+    ]
+}
+PlacementField = Annotated[Placement, PlainValidator(_placement), WithJsonSchema(PLACEMENT_SCHEMA)]
+
+
+class _Incoming(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class _Outgoing(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- incoming --------------------------------------------------------------------------------------------------------
+
+
+class DestinationIn(_Incoming):
+    url: Annotated[str, StringConstraints(max_length=2048)]
+    methods: Methods | None = None
+    allow_private: bool = False
+
+    def to_destination(self) -> Destination:
+        return parse_destination(
+            self.url,
+            methods=frozenset(self.methods) if self.methods is not None else None,
+            allow_private=self.allow_private,
+        )
+
+
+def _destination(value: Any) -> Destination:
+    try:
+        return DestinationIn.model_validate(value).to_destination()
+    except InvalidDestinationError as error:
+        raise PydanticCustomError("destination", "{reason}", {"reason": str(error)}) from None
+
+
+DestinationField = Annotated[
+    Destination,
+    PlainValidator(_destination),
+    WithJsonSchema(DestinationIn.model_json_schema()),
+]
+Destinations = Annotated[list[DestinationField], Field(min_length=1, max_length=MAX_ITEMS)]
+Placements = Annotated[list[PlacementField], Field(min_length=1, max_length=MAX_ITEMS)]
+Variables = Annotated[list[Variable], Field(max_length=MAX_ITEMS)]
+
+
+class CredentialIn(_Incoming):
+    """A new credential. What is left out comes from the preset, or else is `Authorization: Bearer`."""
+
+    name: CredentialName
+    preset: Annotated[str, StringConstraints(max_length=64)] | None = None
+    destinations: Destinations | None = None
+    placements: Placements | None = None
+    variables: Variables | None = None
+    credential_required: bool = False
+    secret: SecretField
+
+
+class CredentialChangeIn(_Incoming):
+    """What is left out stays. Anything by which the secret could go further needs the secret again."""
+
+    destinations: Destinations | None = None
+    placements: Placements | None = None
+    variables: Variables | None = None
+    credential_required: bool | None = None
+    secret: SecretField | None = None
+
+
+class RotationIn(_Incoming):
+    secret: SecretField
+    compromised: bool = False
+
+
+class GrantIn(_Incoming):
+    """Exactly one of `subject` and `role`."""
+
+    credential: CredentialName
+    subject: Printable | None = None
+    role: Printable | None = None
+    client: ClientName | None = None
+    methods: Methods | None = None
+    path_prefixes: Annotated[list[PathPrefix], Field(min_length=1, max_length=MAX_ITEMS)] | None = None
+    until: UnixSeconds | None = None
+
+
+class AllowRuleIn(_Incoming):
+    host: Host
+    port: Port | None = None
+    methods: Methods | None = None
+    allow_private: bool = False
+    session: ObjectId | None = None
+
+
+class ClientIn(_Incoming):
+    id: ClientName
+    kind: Literal["runtime", "egress_proxy", "operator"]
+    tenant: TenantName | None = None
+    scopes: Annotated[list[Literal["subject:assert"]], Field(max_length=MAX_ITEMS)] = []
+
+
+class PlaceholderIn(_Incoming):
+    subject: Printable
+    audience: Printable
+    ttl_seconds: Annotated[Whole, Field(ge=1, le=MAX_TTL_SECONDS)]
+    client: ClientName | None = None
+    session: bool = False
+
+
+class SessionIn(_Incoming):
+    """The administrator names tenant and subject; a client with `subject:assert` names a subject of its own tenant."""
+
+    runtime: ClientName
+    subject: Printable
+    tenant: TenantName | None = None
+    roles: Annotated[list[Printable], Field(max_length=MAX_ITEMS)] = []
+
+
+# --- outgoing --------------------------------------------------------------------------------------------------------
+
+
+class DestinationOut(_Outgoing):
+    url: str
+    methods: list[str] | None
+    allow_private: bool
+
+
+class VersionOut(_Outgoing):
+    version: int
+    state: str
+    created_at: float
+
+
+class CredentialOut(_Outgoing):
+    """Everything about a credential but its secret."""
+
+    id: str
+    name: str
+    tenant: str
+    preset: str | None
+    kind: str
+    destinations: list[DestinationOut]
+    placements: list[dict[str, str]]
+    variables: list[str]
+    credential_required: bool
+    current_version: int
+    versions: list[VersionOut]
+    created_at: float
+    updated_at: float
+
+    @classmethod
+    def of(cls, described: Described) -> "CredentialOut":
+        credential = described.credential
+        return cls(
+            id=credential.id,
+            name=credential.name,
+            tenant=credential.tenant,
+            preset=credential.preset,
+            kind=credential.kind,
+            destinations=[
+                DestinationOut(
+                    url=destination.url,
+                    methods=sorted(destination.methods) if destination.methods is not None else None,
+                    allow_private=destination.allow_private,
+                )
+                for destination in credential.destinations
+            ],
+            placements=[placement_to_json(placement) for placement in credential.placements],
+            variables=list(credential.variables),
+            credential_required=credential.credential_required,
+            current_version=credential.current_version,
+            versions=[
+                VersionOut(version=version.version, state=version.state.value, created_at=version.created_at)
+                for version in described.versions
+            ],
+            created_at=credential.created_at,
+            updated_at=credential.updated_at,
+        )
+
+
+class GrantOut(_Outgoing):
+    id: str
+    tenant: str
+    credential: str
+    subject: str | None
+    role: str | None
+    client: str | None
+    methods: list[str] | None
+    path_prefixes: list[str] | None
+    until: float | None
+    created_at: float
+
+    @classmethod
+    def of(cls, named: NamedGrant) -> "GrantOut":
+        grant = named.grant
+        return cls(
+            id=grant.id,
+            tenant=grant.tenant,
+            credential=named.credential_name,
+            subject=grant.subject,
+            role=grant.role,
+            client=grant.client,
+            methods=sorted(grant.methods) if grant.methods is not None else None,
+            path_prefixes=sorted(grant.path_prefixes) if grant.path_prefixes is not None else None,
+            until=grant.until,
+            created_at=grant.created_at,
+        )
+
+
+class AllowRuleOut(_Outgoing):
+    id: str
+    tenant: str
+    host: str
+    port: int | None
+    methods: list[str] | None
+    allow_private: bool
+    session: str | None
+    created_at: float
+
+    @classmethod
+    def of(cls, rule: TenantAllowRule) -> "AllowRuleOut":
+        return cls(
+            id=rule.id,
+            tenant=rule.tenant,
+            host=rule.host,
+            port=rule.port,
+            methods=sorted(rule.methods) if rule.methods is not None else None,
+            allow_private=rule.allow_private,
+            session=rule.session,
+            created_at=rule.created_at,
+        )
+
+
+class TenantOut(_Outgoing):
+    id: str
+    created_at: float
+
+
+class ClientOut(_Outgoing):
+    id: str
+    kind: str
+    tenant: str | None
+    scopes: list[str]
+    source: str
+    created_at: float
+
+    @classmethod
+    def of(cls, client: Client) -> "ClientOut":
+        return cls(**_client_fields(client))
+
+
+class NewClientOut(ClientOut):
+    client_secret: str
+    """Shown once, here."""
+
+    @classmethod
+    def with_secret(cls, client: Client, secret: Secret) -> "NewClientOut":
+        return cls(**_client_fields(client), client_secret=secret.reveal())
+
+
+class PlaceholderOut(_Outgoing):
+    id: str
+    kind: str
+    subject: str
+    session: str | None
+    client: str
+    credential: str | None
+    created_at: float
+    expires_at: float
+    revoked_at: float | None
+
+    @classmethod
+    def of(cls, named: NamedToken) -> "PlaceholderOut":
+        token = named.token
+        return cls(
+            id=token.id,
+            kind=token.kind.value,
+            subject=token.subject,
+            session=token.session,
+            client=token.client,
+            credential=named.credential_name,
+            created_at=token.created_at,
+            expires_at=token.expires_at,
+            revoked_at=token.revoked_at,
+        )
+
+
+class SessionOut(_Outgoing):
+    session_id: str
+    tenant: str
+    subject: str
+    roles: list[str]
+    runtime: str
+    created_at: float
+    not_after: float
+    ended_at: float | None
+
+    @classmethod
+    def of(cls, session: Session) -> "SessionOut":
+        return cls(
+            session_id=session.id,
+            tenant=session.tenant,
+            subject=session.subject,
+            roles=list(session.roles),
+            runtime=session.runtime,
+            created_at=session.created_at,
+            not_after=session.not_after,
+            ended_at=session.ended_at,
+        )
+
+
+class SessionTokenOut(_Outgoing):
+    session_id: str
+    session_token: str
+    expires_in: int
+    not_after: float
+
+
+class KekOut(_Outgoing):
+    kek_id: str
+    in_ring: bool
+    newest: bool
+    envelopes: int
+
+
+def _client_fields(client: Client) -> dict[str, Any]:
+    return {
+        "id": client.id,
+        "kind": client.kind.value,
+        "tenant": client.tenant,
+        "scopes": list(client.scopes),
+        "source": client.source.value,
+        "created_at": client.created_at,
+    }

@@ -1,0 +1,156 @@
+"""`/oauth`: token exchange (RFC 8693) and revocation (RFC 7009), for runtimes by HTTP Basic.
+
+Rule: errors are OAuth's own, with a `code` from our list beside; nothing here is ever cached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from control_plane.access import Access
+from control_plane.api.errors import refusal_headers, request_id
+from control_plane.contract.credential import to_wire
+from control_plane.contract.headers import TOKEN_TYPE_PLACEHOLDER
+from control_plane.contract.placement import BEARER, placement_to_json
+from control_plane.contract.refusal import RefusedError
+from control_plane.core.oauth import (
+    PARAMETERS,
+    OAuthRefusedError,
+    error_of,
+    invalid_request,
+    read_token_request,
+    single,
+)
+from control_plane.core.records import Client
+from control_plane.exchange import Exchange
+from control_plane.issuance import Issued
+from control_plane.trail import Actor
+
+FORM: Final = "application/x-www-form-urlencoded"
+_MAX_PARAMETERS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OAuthApi:
+    access: Access
+    exchange: Exchange
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/oauth", tags=["oauth"])
+        router.add_api_route(
+            "/token",
+            self.token,
+            methods=["POST"],
+            summary="Exchange a session token for a placeholder, or renew a placeholder in place",
+            openapi_extra=_form_schema(PARAMETERS),
+            responses=_RESPONSES,
+        )
+        router.add_api_route(
+            "/revoke",
+            self.revoke,
+            methods=["POST"],
+            summary="Revoke a placeholder or a proxy credential",
+            openapi_extra=_form_schema(("token", "token_type_hint")),
+            responses=_RESPONSES,
+        )
+        return router
+
+    async def token(self, request: Request) -> Response:
+        try:
+            client, pairs = await self._client_and_form(request)
+            by = Actor(client.id, request_id(request))
+            issued = await self.exchange(read_token_request(pairs), client=client, by=by)
+        except RefusedError as refused:
+            return oauth_error(refused)
+        return JSONResponse(exchange_answer(issued))
+
+    async def revoke(self, request: Request) -> Response:
+        try:
+            client, pairs = await self._client_and_form(request)
+            token = single(pairs, "token")
+            if token is None:
+                raise invalid_request("token is missing")
+            await self.exchange.revoke(token, client=client, by=Actor(client.id, request_id(request)))
+        except RefusedError as refused:
+            return oauth_error(refused)
+        return Response(status_code=200)
+
+    async def _client_and_form(self, request: Request) -> tuple[Client, Sequence[tuple[str, str]]]:
+        client = await self.access.client(request.headers.get("authorization"))
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+            raise invalid_request(f"the body is {FORM} (RFC 6749 §4.1.3), not JSON")
+        try:
+            body = (await request.body()).decode("ascii")
+            return client, parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
+        except ValueError:
+            raise invalid_request("the form cannot be read") from None
+
+
+def exchange_answer(issued: Issued) -> dict[str, Any]:
+    """RFC 8693 §2.2.1, and what a caller needs to use the placeholder. Holds the placeholder: for its owner alone."""
+    credential, token = issued.credential, issued.token
+    return {
+        "access_token": issued.placeholder.value,
+        "issued_token_type": TOKEN_TYPE_PLACEHOLDER,
+        "token_type": "Bearer" if credential.placements[0] == BEARER else "N_A",
+        "expires_in": issued.expires_in,
+        "scope": "",
+        "upstream_credential": to_wire(issued.placeholder),
+        "proxy_credential": issued.proxy_credential,
+        "base_url": issued.base_url,
+        "placement": placement_to_json(credential.placements[0]),
+        "placements": [placement_to_json(placement) for placement in credential.placements],
+        "subject": token.subject,
+        "tenant": token.tenant,
+        "session_id": token.session,
+        "credential": credential.name,
+        "variables": list(credential.variables),
+        "destinations": [destination.url for destination in credential.destinations],
+        "id": token.id,
+    }
+
+
+def oauth_error(refused: RefusedError) -> JSONResponse:
+    """RFC 6749 §5.2: `error` and `error_description`, and our `code`."""
+    refusal = refused.refusal
+    status, error = error_of(refusal.code)
+    if isinstance(refused, OAuthRefusedError):
+        status, error = 400, refused.error
+    headers = refusal_headers(refusal)
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Basic realm="coatcheck"'
+    return JSONResponse(
+        {
+            "error": error.value,
+            "error_description": refusal.detail + (f". {refusal.hint}" if refusal.hint else ""),
+            "code": refusal.code.value,
+        },
+        status_code=status,
+        headers=headers,
+    )
+
+
+def _form_schema(names: Sequence[str]) -> dict[str, Any]:
+    properties = {name: {"type": "string"} for name in names}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {FORM: {"schema": {"type": "object", "properties": properties}}},
+        }
+    }
+
+
+_ERROR_SCHEMA: Final = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("error", "error_description", "code")},
+    "required": ["error", "error_description", "code"],
+}
+_ERROR: Final[dict[str, Any]] = {
+    "description": "An OAuth error",
+    "content": {"application/json": {"schema": _ERROR_SCHEMA}},
+}
+_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {400: _ERROR, 401: _ERROR, 503: _ERROR}

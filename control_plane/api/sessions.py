@@ -1,0 +1,109 @@
+"""`/v1/sessions`: opened by the administrator or an operator, refreshed by its owner, ended by either side.
+
+Rule: whoever may not see a session hears that there is none, whatever the reason.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from control_plane.access import FORBIDDEN, UNAUTHENTICATED, Access, bearer, is_basic
+from control_plane.api.admin import PROBLEMS
+from control_plane.api.errors import request_id
+from control_plane.api.messages import SessionIn, SessionOut, SessionTokenOut
+from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
+from control_plane.contract.refusal import RefusedError
+from control_plane.core.records import Session
+from control_plane.core.session_token import InvalidSessionTokenError
+from control_plane.credentials import invalid_field
+from control_plane.sessions import SESSION_NOT_FOUND, Opening, Sessions, asserting_tenant, asserts_subjects_in
+from control_plane.trail import ADMINISTRATOR, Actor
+
+SessionPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsApi:
+    access: Access
+    sessions: Sessions
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/sessions", responses=PROBLEMS, tags=["sessions"])
+        router.add_api_route("", self.open, methods=["POST"], status_code=201)
+        router.add_api_route("/{session}/token", self.token, methods=["POST"])
+        router.add_api_route("/{session}", self.get, methods=["GET"])
+        router.add_api_route("/{session}", self.end, methods=["DELETE"], status_code=204)
+        return router
+
+    async def open(self, request: Request, body: SessionIn) -> SessionTokenOut:
+        """For the administrator, or a client with `subject:assert` inside its own tenant."""
+        authorization = request.headers.get("authorization")
+        if self.access.is_administrator(authorization):
+            if body.tenant is None:
+                raise invalid_field("tenant", "is missing")
+            tenant, name = TenantId(body.tenant), ADMINISTRATOR
+        else:
+            client = await self.access.client(authorization)
+            tenant, name = asserting_tenant(client), client.id
+            if body.tenant not in (None, tenant) or body.roles:
+                raise RefusedError(FORBIDDEN)
+        opening = Opening(
+            tenant=tenant,
+            subject=SubjectId(body.subject),
+            roles=tuple(body.roles),
+            runtime=ClientId(body.runtime),
+        )
+        session = await self.sessions.open(opening, by=Actor(name, request_id(request)))
+        return await self._fresh_token(session)
+
+    async def token(self, request: Request, session: SessionPath) -> SessionTokenOut:
+        """A fresh token, for the owner by a live one of the same session, or for the administrator."""
+        found, _ = await self._seen_by_owner(request, SessionId(session))
+        return await self._fresh_token(found)
+
+    async def get(self, request: Request, session: SessionPath) -> SessionOut:
+        found, _ = await self._seen(request, SessionId(session))
+        return SessionOut.of(found)
+
+    async def end(self, request: Request, session: SessionPath) -> Response:
+        """Revokes its placeholders. Ending it again changes nothing."""
+        found, name = await self._seen(request, SessionId(session))
+        await self.sessions.end(found, by=Actor(name, request_id(request)))
+        return Response(status_code=204)
+
+    async def _seen(self, request: Request, session_id: SessionId) -> tuple[Session, str]:
+        """The session, if the caller is its owner, its runtime, an operator of its tenant, or the administrator."""
+        authorization = request.headers.get("authorization")
+        if not is_basic(authorization):
+            return await self._seen_by_owner(request, session_id)
+        client = await self.access.client(authorization)
+        session = await self.sessions.find(session_id)
+        is_its_runtime = session.runtime == client.id and client.serves(session.tenant)
+        if not is_its_runtime and not asserts_subjects_in(client, session.tenant):
+            raise RefusedError(SESSION_NOT_FOUND)
+        return session, client.id
+
+    async def _seen_by_owner(self, request: Request, session_id: SessionId) -> tuple[Session, str]:
+        authorization = request.headers.get("authorization")
+        if self.access.is_administrator(authorization):
+            return await self.sessions.find(session_id), ADMINISTRATOR
+        unverified_token = bearer(authorization)
+        if unverified_token is None:
+            raise RefusedError(UNAUTHENTICATED)
+        try:
+            claims = await self.sessions.verified_owner(unverified_token)
+        except InvalidSessionTokenError:
+            raise RefusedError(UNAUTHENTICATED) from None
+        if claims.session != session_id:
+            raise RefusedError(SESSION_NOT_FOUND)
+        return await self.sessions.find(session_id), claims.audience
+
+    async def _fresh_token(self, session: Session) -> SessionTokenOut:
+        token = await self.sessions.token(session)
+        return SessionTokenOut(
+            session_id=session.id,
+            session_token=token.text,
+            expires_in=token.expires_in,
+            not_after=session.not_after,
+        )

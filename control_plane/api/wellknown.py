@@ -1,0 +1,53 @@
+"""What anybody may read: our public keys (RFC 7517), what the token endpoint knows (RFC 8414), whether we are alive."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+
+from control_plane.contract.headers import GRANT_TYPE_TOKEN_EXCHANGE
+from control_plane.own_keys import OwnKeyring
+from control_plane.ports import CrossTenantReason, PlatformScope, Store
+
+
+@dataclass(frozen=True, slots=True)
+class WellKnownApi:
+    own_keys: OwnKeyring
+    store: Store
+    issuer: str
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["well-known"])
+        router.add_api_route("/.well-known/jwks.json", self.jwks, methods=["GET"])
+        router.add_api_route("/.well-known/oauth-authorization-server", self.metadata, methods=["GET"])
+        router.add_api_route("/healthz", self.healthz, methods=["GET"])
+        router.add_api_route("/readyz", self.readyz, methods=["GET"])
+        return router
+
+    async def jwks(self) -> dict[str, list[dict[str, Any]]]:
+        """Every key that may have signed a live session token."""
+        return {"keys": [key.public_jwk() for key in (await self.own_keys.rings()).signing]}
+
+    async def metadata(self) -> dict[str, Any]:
+        """RFC 8414."""
+        return {
+            "issuer": self.issuer,
+            "token_endpoint": f"{self.issuer}/oauth/token",
+            "revocation_endpoint": f"{self.issuer}/oauth/revoke",
+            "jwks_uri": f"{self.issuer}/.well-known/jwks.json",
+            "grant_types_supported": [GRANT_TYPE_TOKEN_EXCHANGE],
+            "response_types_supported": [],
+            "token_endpoint_auth_methods_supported": ["client_secret_basic"],
+            "revocation_endpoint_auth_methods_supported": ["client_secret_basic"],
+        }
+
+    async def healthz(self) -> dict[str, str]:
+        """Alive: the process answers."""
+        return {"status": "alive"}
+
+    async def readyz(self) -> dict[str, str]:
+        """Ready: the database answers and our own keys open. Else 503 with the reason."""
+        async with self.store.read(PlatformScope(CrossTenantReason.START)) as records:
+            await records.outbox.position()
+        await self.own_keys.rings()
+        return {"status": "ready"}

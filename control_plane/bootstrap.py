@@ -1,0 +1,234 @@
+"""Puts the control plane together by hand, and runs it.
+
+    async with running(settings) as control_plane: …     inside another program: tests, the local stack
+    await serve(settings)                                 as a process: until SIGTERM or SIGINT
+
+Rule: what is wrong with the settings shows here, before anything listens.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final
+
+import structlog
+import uvicorn
+from sqlalchemy.ext.asyncio import AsyncEngine
+from starlette.types import ASGIApp
+
+from control_plane import logs
+from control_plane.access import Access
+from control_plane.adapters.keyring import read_kek_files
+from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql.engine import open_engine
+from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.store import SqlStore
+from control_plane.api.admin import AdminApi
+from control_plane.api.app import build_app
+from control_plane.api.internal import InternalApi
+from control_plane.api.oauth import OAuthApi
+from control_plane.api.sessions import SessionsApi
+from control_plane.api.wellknown import WellKnownApi
+from control_plane.clients_file import read_clients_file, read_secret_file
+from control_plane.config import Settings
+from control_plane.contract.destination import split_authority
+from control_plane.contract.refusal import RefusedError
+from control_plane.core.names import ID_ENTROPY_BYTES, new_id
+from control_plane.credentials import CredentialKeeper
+from control_plane.custody import Custody
+from control_plane.exchange import Exchange
+from control_plane.grants import AllowRuleKeeper, GrantKeeper
+from control_plane.issuance import Issuance
+from control_plane.own_keys import OwnKeyring
+from control_plane.placeholders import PlaceholderKeeper
+from control_plane.ports import Clock, Entropy
+from control_plane.registry import Registry
+from control_plane.resolution import Resolution
+from control_plane.sessions import Sessions
+from control_plane.trail import Actor, Trail
+
+_DEFAULT_PORT: Final = 8470
+_SHUTDOWN_SECONDS: Final = 5
+_KEEP_ALIVE_SECONDS: Final = 60
+
+_log = structlog.get_logger("control_plane")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningControlPlane:
+    url: str
+    """Where it listens, without a final slash."""
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, *, clock: Clock = time.time, entropy: Entropy = os.urandom
+) -> AsyncIterator[RunningControlPlane]:
+    """The control plane, listening for as long as the block runs. Raises what is wrong with the settings."""
+    with _listening_socket(settings.listen) as listener:
+        url = _own_url(settings, listener)
+        engine, wake = open_engine(settings.database_url), LocalWake()
+        try:
+            app = await _assembled(settings, engine, wake, url, clock=clock, entropy=entropy)
+            async with _serving(_uvicorn_config(app, settings), listener, wake):
+                yield RunningControlPlane(url)
+        finally:
+            await engine.dispose()
+
+
+async def serve(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    logs.configure(settings.log_level)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running(settings) as control_plane:
+        port = int(control_plane.url.rpartition(":")[2])
+        _log.info("listening", part="control_plane", url=control_plane.url, port=port)
+        await stop.wait()
+        _log.info("stopping", part="control_plane")
+
+
+async def _assembled(
+    settings: Settings, engine: AsyncEngine, wake: LocalWake, url: str, *, clock: Clock, entropy: Entropy
+) -> ASGIApp:
+    # (1) What the settings name: the key ring, the administrator, the clients. Files are read once, here.
+    custody = Custody(read_kek_files(settings.kek_files), entropy=entropy)
+    admin_token = read_secret_file(settings.admin_token_file) if settings.admin_token_file else None
+    clients = read_clients_file(settings.clients_file) if settings.clients_file else None
+    issuer = settings.issuer_url or url
+    # (2) The store, brought up to date.
+    await migrate(engine)
+    store, trail = SqlStore(engine, wake), Trail(clock, entropy)
+    registry = Registry(store, trail, clock=clock, entropy=entropy)
+    if clients is not None:
+        await registry.reconcile(clients, by=Actor("settings", "start"))
+    # (3) Our own keys. Where they do not open we still start, not ready, so that it can be seen why.
+    own_keys = OwnKeyring(store, custody, clock=clock, entropy=entropy)
+    with contextlib.suppress(RefusedError):
+        await own_keys.rings()
+    # (4) The use cases.
+    access = Access(store, admin_token=admin_token)
+    issuance = Issuance(own_keys, clock=clock, entropy=entropy, proxy_base_url=settings.proxy_base_url)
+    sessions = Sessions(
+        store,
+        own_keys,
+        trail,
+        clock=clock,
+        entropy=entropy,
+        issuer=issuer,
+        session_seconds=settings.session_seconds,
+    )
+    exchange = Exchange(
+        store,
+        own_keys,
+        issuance,
+        trail,
+        clock=clock,
+        issuer=issuer,
+        placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
+    )
+    # (5) The API, one module a kind of caller.
+    admin = AdminApi(
+        access=access,
+        registry=registry,
+        credentials=CredentialKeeper(store, custody, trail, clock=clock, entropy=entropy),
+        grants=GrantKeeper(store, trail, clock=clock, entropy=entropy),
+        rules=AllowRuleKeeper(store, trail, clock=clock, entropy=entropy),
+        placeholders=PlaceholderKeeper(store, issuance, sessions, trail, clock=clock),
+        store=store,
+        custody=custody,
+    )
+    internal = InternalApi(
+        access=access,
+        resolution=Resolution(store, custody, clock=clock),
+        own_keys=own_keys,
+        store=store,
+        wake=wake,
+        clock=clock,
+    )
+    routers = [
+        WellKnownApi(own_keys, store, issuer).router(),
+        OAuthApi(access, exchange).router(),
+        SessionsApi(access, sessions).router(),
+        admin.router(),
+        internal.router(),
+    ]
+    return build_app(
+        routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))
+    )
+
+
+@contextlib.contextmanager
+def _listening_socket(listen: str) -> Iterator[socket.socket]:
+    host, port = _host_and_port(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=2048) as listener:
+        listener.setblocking(False)
+        yield listener
+
+
+def _host_and_port(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if colon and port == "0":  # any free one, which is no port that could be connected to
+        return host.strip("[]"), 0
+    return split_authority(listen, default_port=_DEFAULT_PORT)
+
+
+def _own_url(settings: Settings, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_cert_file else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        ssl_certfile=settings.tls_cert_file,
+        ssl_keyfile=settings.tls_key_file,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs us, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@asynccontextmanager
+async def _serving(config: uvicorn.Config, listener: socket.socket, wake: LocalWake) -> AsyncIterator[None]:
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([listener]), name="control plane http")
+    try:
+        await server.listening.wait()
+        yield
+    finally:
+        wake.close()  # event streams end by themselves: nobody waits for them
+        server.should_exit = True
+        await serving

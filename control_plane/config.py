@@ -1,0 +1,93 @@
+"""Settings of the control plane: `COATCHECK_CONTROL_PLANE_*`. Secrets are files, never values.
+
+Rule: a name that is nobody's refuses to start and suggests the right one: a typing error never leaves a default in
+force.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, PositiveInt, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX: Final = "COATCHECK_CONTROL_PLANE_"
+_OTHER_PARTS: Final = ("COATCHECK_PROXY_", "COATCHECK_RUNTIME_")
+"""Each part checks its own."""
+_OTHER_NAMES: Final = ("COATCHECK_HOME",)
+"""Of the command line."""
+
+_SERVICE_LINK = re.compile(r"COATCHECK_\w*(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP)(_\w+)?)")
+_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp)://")
+
+
+class UnknownSettingError(ValueError):
+    """A `COATCHECK_*` variable that no part knows. Names variables, never their values."""
+
+
+class Settings(BaseSettings):
+    """Constructed from keywords, or by `from_environment`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    listen: str = "127.0.0.1:8470"
+    """`host:port`. Port 0: any free one."""
+    database_url: str
+    """`sqlite+aiosqlite:////path/to/file`, or `postgresql+asyncpg://…`."""
+    issuer_url: str | None = None
+    """Our URL as others see it; `iss` of session tokens. None: made from `listen`."""
+    kek_files: Annotated[tuple[Path, ...], NoDecode] = Field(min_length=1)
+    """Key-encryption keys, newest first. In the environment separated by commas."""
+    admin_token_file: Path | None = None
+    """None: there is no administrator, and the routes that need one refuse."""
+    clients_file: Path | None = None
+    proxy_base_url: str = ""
+    """URL of the proxy's reverse listener, put in `base_url`."""
+    session_seconds: PositiveInt = 43_200
+    placeholder_ttl_seconds: PositiveInt = 900
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+
+    @field_validator("kek_files", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("issuer_url", "proxy_base_url")
+    @classmethod
+    def _without_final_slash(cls, value: str | None) -> str | None:
+        return value.rstrip("/") if value else value
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
+        """Raises `UnknownSettingError`, or pydantic's own error for a bad value. `environment` is the process's own."""
+        refuse_unknown_names(environment)
+        return cls()
+
+
+def refuse_unknown_names(environment: Mapping[str, str]) -> None:
+    """Raises `UnknownSettingError` for the first `COATCHECK_*` name that is nobody's."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    for name, value in environment.items():
+        if not name.startswith("COATCHECK_") or name in known or name in _OTHER_NAMES:
+            continue
+        if name.startswith(_OTHER_PARTS) or _is_service_link(name, value):
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f"; did you mean {close[0]}?" if close else f"; the known names are: {', '.join(known)}"
+        raise UnknownSettingError(f"{name} is not a setting{meant}")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    # Kubernetes puts these into every container of a namespace that has a Service named coatcheck-…
+    return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and bool(_SERVICE_LINK_VALUE.match(value)))

@@ -1,0 +1,39 @@
+"""The grammar of names and ids, and how new ids are made.
+
+Rule: an id is only ever made here, from entropy that is passed in; a name from outside is checked against its pattern
+at the edge and is never "repaired".
+"""
+
+import re
+from typing import Final
+
+from control_plane.contract.placeholder import BASE62
+
+CREDENTIAL_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+TENANT_ID: Final = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
+CLIENT_ID: Final = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
+OBJECT_ID: Final = r"^[a-z]{2,4}_[0-9A-Za-z]{16,40}$"
+PRINTABLE: Final = r"^[^\x00-\x1f\x7f]{1,255}$"
+"""Subjects and roles: an identity provider's own strings, without control characters."""
+VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+
+ID_ENTROPY_BYTES: Final = 16
+
+
+def new_id(kind: str, entropy: bytes) -> str:
+    """`<kind>_<22 characters of base62>`, such as `cred_0Xy…`. `entropy` is `ID_ENTROPY_BYTES` long."""
+    number, digits = int.from_bytes(entropy), []
+    for _ in range(22):
+        number, rest = divmod(number, 62)
+        digits.append(BASE62[rest])
+    return f"{kind}_{''.join(digits)}"
+
+
+def is_credential_name(text: str) -> bool:
+    return re.fullmatch(CREDENTIAL_NAME, text) is not None
+
+
+def default_variable(credential_name: str) -> str:
+    """The environment variable of a credential that names none: `my-api` becomes `MY_API_API_KEY`."""
+    stem = credential_name.upper().replace("-", "_")
+    return ("_" if stem[0].isdigit() else "") + stem + "_API_KEY"

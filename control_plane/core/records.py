@@ -1,0 +1,233 @@
+"""What the control plane keeps, as values. One class a table; the store reads and writes exactly these.
+
+Rule: no record holds a plaintext secret or a placeholder, only envelopes and SHA-256 fingerprints, so that none can be
+logged by accident. Times are unix seconds.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from control_plane.contract.caller import (
+    Caller,
+    ClientId,
+    CredentialId,
+    GrantId,
+    PlaceholderId,
+    SessionId,
+    SubjectId,
+    TenantId,
+)
+from control_plane.contract.destination import AllowRule, Destination, Endpoint
+from control_plane.contract.grant import GrantScope
+from control_plane.contract.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    id: TenantId
+    created_at: float
+
+
+class ClientKind(StrEnum):
+    RUNTIME = "runtime"
+    """May exchange."""
+    EGRESS_PROXY = "egress_proxy"
+    """May resolve. Serves all tenants and acts for none."""
+    OPERATOR = "operator"
+    """May name a subject of its own tenant, when it has the scope `subject:assert`."""
+
+
+class ClientSource(StrEnum):
+    API = "api"
+    FILE = "file"
+    """Written in the clients file: goes when it is no longer there."""
+
+
+SUBJECT_ASSERT = "subject:assert"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    id: ClientId
+    tenant: TenantId | None
+    """None: it serves every tenant."""
+    kind: ClientKind
+    scopes: tuple[str, ...]
+    secret_sha256: str
+    source: ClientSource
+    created_at: float
+
+    def serves(self, tenant: TenantId) -> bool:
+        return self.tenant is None or self.tenant == tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    id: CredentialId
+    tenant: TenantId
+    name: str
+    preset: str | None
+    kind: str
+    destinations: tuple[Destination, ...]
+    placements: tuple[Placement, ...]
+    variables: tuple[str, ...]
+    credential_required: bool
+    current_version: int
+    created_at: float
+    updated_at: float
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return any(destination.endpoint == endpoint for destination in self.destinations)
+
+
+class VersionState(StrEnum):
+    """`active` is the one in use. The others are over: their envelopes are gone."""
+
+    ACTIVE = "active"
+    RETIRED = "retired"
+    REVOKED = "revoked"
+    """Retired because it was compromised."""
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialVersion:
+    credential_id: CredentialId
+    version: int
+    tenant: TenantId
+    state: VersionState
+    kek_id: str | None
+    envelope: bytes | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Who may use a credential. Exactly one of `subject` and `role` is set."""
+
+    id: GrantId
+    tenant: TenantId
+    credential_id: CredentialId
+    subject: SubjectId | None
+    role: str | None
+    client: ClientId | None
+    methods: frozenset[str] | None
+    path_prefixes: frozenset[str] | None
+    until: float | None
+    created_at: float
+
+    def applies_to(self, *, subject: SubjectId, roles: tuple[str, ...], client: ClientId) -> bool:
+        if self.client is not None and self.client != client:
+            return False
+        if self.subject is not None:
+            return self.subject == subject
+        return self.role is not None and self.role in roles
+
+    @property
+    def scope(self) -> GrantScope:
+        return GrantScope(methods=self.methods, path_prefixes=self.path_prefixes, until=self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAllowRule:
+    id: str
+    tenant: TenantId
+    host: str
+    port: int | None
+    methods: frozenset[str] | None
+    allow_private: bool
+    session: SessionId | None
+    """Set: the rule lives and dies with this session."""
+    created_at: float
+
+    @property
+    def rule(self) -> AllowRule:
+        return AllowRule(self.host, self.port, self.methods, self.allow_private, self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    id: SessionId
+    tenant: TenantId
+    subject: SubjectId
+    roles: tuple[str, ...]
+    runtime: ClientId
+    joined_by: ClientId | None
+    created_at: float
+    not_after: float
+    ended_at: float | None
+
+    def is_live(self, now: float) -> bool:
+        return self.ended_at is None and now < self.not_after
+
+
+class TokenKind(StrEnum):
+    PLACEHOLDER = "placeholder"
+    PROXY_CREDENTIAL = "proxy_credential"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A placeholder or a proxy credential, known by its fingerprint alone."""
+
+    sha256: str
+    id: PlaceholderId
+    kind: TokenKind
+    tenant: TenantId
+    subject: SubjectId
+    session: SessionId | None
+    client: ClientId
+    credential_id: CredentialId | None
+    """None for a proxy credential, and for a placeholder whose credential was deleted."""
+    ttl_seconds: int
+    created_at: float
+    expires_at: float
+    revoked_at: float | None
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(client=self.client, tenant=self.tenant, subject=self.subject, session=self.session)
+
+
+class KeyPurpose(StrEnum):
+    SIGNING = "signing"
+    """Ed25519, signs session tokens."""
+    TAG = "tag"
+    """HMAC key of placeholder tags."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKey:
+    id: str
+    purpose: KeyPurpose
+    envelope: bytes
+    kek_id: str
+    created_at: float
+
+
+class ChangeKind(StrEnum):
+    """What an outbox row is about (`contract.wire.Event.kind`)."""
+
+    PLACEHOLDER = "placeholder"
+    SESSION = "session"
+    GRANT = "grant"
+    CREDENTIAL = "credential"
+    POLICY = "policy"
+    TENANT = "tenant"
+    PROXY_CREDENTIAL = "proxy_credential"
+    TAG_KEYS = "tag_keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change, to be told to every proxy. `id` is of what changed; for a proxy credential its SHA-256."""
+
+    kind: ChangeKind
+    tenant: TenantId
+    id: str
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedChange:
+    sequence: int
+    change: Change

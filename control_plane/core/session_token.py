@@ -1,0 +1,126 @@
+"""Session tokens: which claims one has, and the check of every claim (JWT: RFC 7519; best practice: RFC 8725).
+
+Rule: `unverified` becomes `SessionClaims` only through `check_claims`, which accounts for every claim; the type
+(`typ`) is looked at before anything else, and the one algorithm is ours to choose, not the token's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
+from control_plane.contract.headers import SESSION_TOKEN_TYP
+
+ALGORITHM: Final = "EdDSA"  # RFC 8037, Ed25519
+LIFETIME_SECONDS: Final = 300
+SCOPE: Final = "turn:write"
+MAX_TOKEN_BYTES: Final = 8_192
+_CLOCK_SKEW_SECONDS: Final = 30
+
+
+class InvalidSessionTokenError(ValueError):
+    """Not a session token of ours, or not for this use. The reason stays inside."""
+
+
+class ExpiredSessionTokenError(InvalidSessionTokenError):
+    """Ours, and over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClaims:
+    """What a verified session token says."""
+
+    issuer: str
+    audience: ClientId
+    subject: SubjectId
+    tenant: TenantId
+    session: SessionId
+    roles: tuple[str, ...]
+    issued_at: float
+    expires_at: float
+    session_expires_at: float
+    token_id: str
+
+
+def to_payload(claims: SessionClaims) -> dict[str, Any]:
+    return {
+        "iss": claims.issuer,
+        "aud": claims.audience,
+        "sub": claims.subject,
+        "tenant": claims.tenant,
+        "sid": claims.session,
+        "roles": list(claims.roles),
+        "scope": SCOPE,
+        "iat": int(claims.issued_at),
+        "exp": int(claims.expires_at),
+        "session_exp": int(claims.session_expires_at),
+        "jti": claims.token_id,
+    }
+
+
+def check_header(unverified_header: Mapping[str, Any]) -> str:
+    """The key id of a token that may be one of ours. Raises `InvalidSessionTokenError`."""
+    # RFC 8725 §3.11: the type first, so that no other kind of JWT is ever taken for this one.
+    if unverified_header.get("typ") != SESSION_TOKEN_TYP:
+        raise InvalidSessionTokenError("typ")
+    if unverified_header.get("alg") != ALGORITHM:
+        raise InvalidSessionTokenError("alg")
+    if unverified_header.get("crit") is not None:  # RFC 7515 §4.1.11: we understand no extension
+        raise InvalidSessionTokenError("crit")
+    key_id = unverified_header.get("kid")
+    if not isinstance(key_id, str):
+        raise InvalidSessionTokenError("kid")
+    return key_id
+
+
+def check_claims(
+    signed_payload: Mapping[str, Any], *, issuer: str, audience: ClientId | None, now: float
+) -> SessionClaims:
+    """The claims of a payload whose signature was verified. Raises `InvalidSessionTokenError`.
+
+    `audience` is the client that presents the token; None where its owner presents it to the control plane itself.
+    """
+    claims = SessionClaims(
+        issuer=_text(signed_payload, "iss"),
+        audience=ClientId(_text(signed_payload, "aud")),
+        subject=SubjectId(_text(signed_payload, "sub")),
+        tenant=TenantId(_text(signed_payload, "tenant")),
+        session=SessionId(_text(signed_payload, "sid")),
+        roles=_texts(signed_payload, "roles"),
+        issued_at=_number(signed_payload, "iat"),
+        expires_at=_number(signed_payload, "exp"),
+        session_expires_at=_number(signed_payload, "session_exp"),
+        token_id=_text(signed_payload, "jti"),
+    )
+    if claims.issuer != issuer:
+        raise InvalidSessionTokenError("iss")
+    if audience is not None and claims.audience != audience:
+        raise InvalidSessionTokenError("aud")
+    if signed_payload.get("scope") != SCOPE:
+        raise InvalidSessionTokenError("scope")
+    if claims.issued_at > now + _CLOCK_SKEW_SECONDS:
+        raise InvalidSessionTokenError("iat")
+    if now >= claims.expires_at or now >= claims.session_expires_at:
+        raise ExpiredSessionTokenError("exp")
+    return claims
+
+
+def _text(payload: Mapping[str, Any], name: str) -> str:
+    value = payload.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidSessionTokenError(name)
+    return value
+
+
+def _texts(payload: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = payload.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InvalidSessionTokenError(name)
+    return tuple(value)
+
+
+def _number(payload: Mapping[str, Any], name: str) -> float:
+    value = payload.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidSessionTokenError(name)
+    return float(value)

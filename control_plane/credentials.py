@@ -1,0 +1,299 @@
+"""Credentials: added, changed, rotated, deleted. Their secrets go in and never come out.
+
+Rule: where a secret may go can only be narrowed without it. Every other change of that needs the secret submitted again
+in the same call, because whoever may edit a destination is not thereby somebody who knows the key.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from control_plane.contract.caller import CredentialId, TenantId
+from control_plane.contract.destination import Destination
+from control_plane.contract.placement import BEARER, Placement, fits
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.secret import Secret
+from control_plane.core.names import ID_ENTROPY_BYTES, default_variable, new_id
+from control_plane.core.presets import PRESETS, Preset
+from control_plane.core.reach import Reach, widened_fields
+from control_plane.core.records import Change, ChangeKind, Credential, CredentialVersion, VersionState
+from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
+from control_plane.ports import Clock, Entropy, Records, Store, TakenError, TenantScope
+from control_plane.revocation import revoke_tokens
+from control_plane.trail import Actor, Trail
+
+
+@dataclass(frozen=True, slots=True)
+class NewCredential:
+    """None: as the preset has it."""
+
+    name: str
+    preset: str | None
+    destinations: tuple[Destination, ...] | None
+    placements: tuple[Placement, ...] | None
+    variables: tuple[str, ...] | None
+    credential_required: bool
+    secret: Secret
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialChange:
+    """None: as it is."""
+
+    destinations: tuple[Destination, ...] | None = None
+    placements: tuple[Placement, ...] | None = None
+    variables: tuple[str, ...] | None = None
+    credential_required: bool | None = None
+    secret: Secret | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A credential with the history of its versions: everything but the secret."""
+
+    credential: Credential
+    versions: Sequence[CredentialVersion]
+
+
+class CredentialKeeper:
+    def __init__(self, store: Store, custody: Custody, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
+        self._store = store
+        self._custody = custody
+        self._trail = trail
+        self._clock = clock
+        self._entropy = entropy
+
+    async def add(self, tenant: TenantId, new: NewCredential, *, by: Actor) -> Described:
+        """Raises `RefusedError` (`not_found` for the tenant, `invalid_field`)."""
+        credential = self._settled(tenant, new)
+        _require_fit(new.secret, credential.placements)
+        async with self._store.write(TenantScope(tenant)) as records:
+            await require_tenant(records, tenant)
+            try:
+                await records.credentials.add(credential)
+            except TakenError:
+                raise RefusedError(NAME_TAKEN) from None
+            await records.versions.add(self._sealed(new.secret, credential, version=1))
+            await self._published(records, "credential.add", credential, by)
+            return await self._described(records, credential)
+
+    async def list(self, tenant: TenantId) -> Sequence[Described]:
+        async with self._store.read(TenantScope(tenant)) as records:
+            await require_tenant(records, tenant)
+            return [await self._described(records, credential) for credential in await records.credentials.list()]
+
+    async def get(self, tenant: TenantId, name: str) -> Described:
+        async with self._store.read(TenantScope(tenant)) as records:
+            return await self._described(records, await _named(records, name))
+
+    async def change(self, tenant: TenantId, name: str, change: CredentialChange, *, by: Actor) -> Described:
+        """Raises `RefusedError`: not found, `secret_required`, `invalid_field`, `credential_unavailable`."""
+        async with self._store.write(TenantScope(tenant)) as records:
+            # (1) What it is now, and what it is to be.
+            old = await _named(records, name)
+            new = self._changed(old, change)
+            # (2) Wider needs the secret again, in this call.
+            widened = widened_fields(_reach(new), old=_reach(old))
+            if widened and change.secret is None:
+                raise RefusedError(_secret_required(widened))
+            # (3) The secret is sealed to where it may go now: a submitted one as a new version, else the same again.
+            if change.secret is not None:
+                _require_fit(change.secret, new.placements)
+                new = await self._next_version(records, new, change.secret, VersionState.RETIRED)
+            elif _reach(new) != _reach(old):
+                await self._seal_again(records, old, new)
+            await records.credentials.replace(new)
+            # (4) What was bound to the old reach is not bound to the new one.
+            if _reach(new) != _reach(old):
+                await revoke_tokens(records, await records.tokens.unrevoked_of_credential(new.id), at=self._clock())
+            await self._published(records, "credential.change", new, by, revoked=_reach(new) != _reach(old))
+            return await self._described(records, new)
+
+    async def rotate(self, tenant: TenantId, name: str, secret: Secret, *, compromised: bool, by: Actor) -> Described:
+        """A new version in the same place; placeholders live on. Raises `RefusedError`."""
+        async with self._store.write(TenantScope(tenant)) as records:
+            credential = await _named(records, name)
+            _require_fit(secret, credential.placements)
+            old_state = VersionState.REVOKED if compromised else VersionState.RETIRED
+            credential = replace(credential, updated_at=self._clock())
+            credential = await self._next_version(records, credential, secret, old_state)
+            await records.credentials.replace(credential)
+            await self._published(records, "credential.rotate", credential, by, revoked=compromised)
+            return await self._described(records, credential)
+
+    async def delete(self, tenant: TenantId, name: str, *, by: Actor) -> None:
+        """Its envelopes, grants and placeholders go with it. Raises `RefusedError(credential_not_found)`."""
+        async with self._store.write(TenantScope(tenant)) as records:
+            credential = await _named(records, name)
+            await revoke_tokens(records, await records.tokens.unrevoked_of_credential(credential.id), at=self._clock())
+            await records.credentials.remove(credential.id)
+            await self._published(records, "credential.delete", credential, by, revoked=True)
+
+    def _settled(self, tenant: TenantId, new: NewCredential) -> Credential:
+        preset = _preset(new)
+        now = self._clock()
+        credential = Credential(
+            id=CredentialId(new_id("cred", self._entropy(ID_ENTROPY_BYTES))),
+            tenant=tenant,
+            name=new.name,
+            preset=new.preset,
+            kind="static",
+            destinations=new.destinations or (preset.destinations if preset else ()),
+            placements=new.placements or (preset.placements if preset else (BEARER,)),
+            variables=_variables(new, preset),
+            credential_required=new.credential_required,
+            current_version=1,
+            created_at=now,
+            updated_at=now,
+        )
+        _require_settled(credential)
+        return credential
+
+    def _changed(self, old: Credential, change: CredentialChange) -> Credential:
+        new = replace(
+            old,
+            destinations=old.destinations if change.destinations is None else change.destinations,
+            placements=old.placements if change.placements is None else change.placements,
+            variables=old.variables if change.variables is None else change.variables,
+            credential_required=(
+                old.credential_required if change.credential_required is None else change.credential_required
+            ),
+            updated_at=self._clock(),
+        )
+        _require_settled(new)
+        return new
+
+    async def _next_version(
+        self, records: Records, credential: Credential, secret: Secret, old_state: VersionState
+    ) -> Credential:
+        for version in await records.versions.of(credential.id):
+            if version.state is VersionState.ACTIVE:
+                # What is no longer used is no longer kept.
+                await records.versions.replace(replace(version, state=old_state, envelope=None, kek_id=None))
+        credential = replace(credential, current_version=credential.current_version + 1)
+        await records.versions.add(self._sealed(secret, credential, version=credential.current_version))
+        return credential
+
+    async def _seal_again(self, records: Records, old: Credential, new: Credential) -> None:
+        version = await records.versions.get(old.id, old.current_version)
+        try:
+            secret = open_secret(self._custody, version.envelope if version else None, old, version=old.current_version)
+        except UnopenableError:
+            raise RefusedError(SECRET_DOES_NOT_OPEN) from None
+        await records.versions.replace(self._sealed(secret, new, version=new.current_version))
+
+    def _sealed(self, secret: Secret, credential: Credential, *, version: int) -> CredentialVersion:
+        sealed = seal_secret(self._custody, secret, credential, version=version)
+        return CredentialVersion(
+            credential_id=credential.id,
+            version=version,
+            tenant=credential.tenant,
+            state=VersionState.ACTIVE,
+            kek_id=sealed.kek_id,
+            envelope=sealed.envelope,
+            created_at=self._clock(),
+        )
+
+    async def _described(self, records: Records, credential: Credential) -> Described:
+        return Described(credential, await records.versions.of(credential.id))
+
+    async def _published(
+        self, records: Records, action: str, credential: Credential, by: Actor, *, revoked: bool = False
+    ) -> None:
+        """To every proxy, and into the trail."""
+        await records.outbox.append(
+            [
+                Change(ChangeKind.CREDENTIAL, credential.tenant, credential.id, revoked=revoked),
+                Change(ChangeKind.POLICY, credential.tenant, credential.tenant),
+            ],
+            self._clock(),
+        )
+        event = self._trail.event(
+            action,
+            by=by,
+            tenant=credential.tenant,
+            credential=credential.name,
+            version=credential.current_version,
+        )
+        await records.audit.append([event])
+
+
+async def require_tenant(records: Records, tenant: TenantId) -> None:
+    """Raises `RefusedError(not_found)`."""
+    if await records.tenants.get(tenant) is None:
+        raise RefusedError(TENANT_NOT_FOUND)
+
+
+def _reach(credential: Credential) -> Reach:
+    return Reach(credential.destinations, credential.placements)
+
+
+async def _named(records: Records, name: str) -> Credential:
+    credential = await records.credentials.named(name)
+    if credential is None:
+        raise RefusedError(CREDENTIAL_NOT_FOUND)
+    return credential
+
+
+def _preset(new: NewCredential) -> Preset | None:
+    if new.preset is not None and new.preset not in PRESETS:
+        raise invalid_field("preset", "there is no such preset; GET /v1/presets lists them")
+    # An audience is looked up as a name before it is looked up as a provider: the name must not take its place.
+    if new.name in PRESETS and new.preset != new.name:
+        raise invalid_field("name", "it is a provider's id, which only a credential of that preset may have")
+    return PRESETS[new.preset] if new.preset is not None else None
+
+
+def _variables(new: NewCredential, preset: Preset | None) -> tuple[str, ...]:
+    if new.variables is not None:
+        return new.variables
+    return preset.variables if preset else (default_variable(new.name),)
+
+
+def _require_settled(credential: Credential) -> None:
+    if not credential.destinations:
+        raise invalid_field("destinations", "a credential has at least one, such as https://api.example.com")
+    if not credential.placements:
+        raise invalid_field("placements", "a credential has at least one")
+    for field, values in (
+        ("destinations", credential.destinations),
+        ("placements", credential.placements),
+        ("variables", credential.variables),
+    ):
+        if len(set(values)) != len(values):
+            raise invalid_field(field, "the same one is there twice")
+
+
+def _require_fit(secret: Secret, placements: Sequence[Placement]) -> None:
+    if not all(fits(secret.reveal(), placement) for placement in placements):
+        raise invalid_field("secret", "a header carries ASCII only, and this secret has other characters in it")
+
+
+def invalid_field(field: str, detail: str) -> RefusedError:
+    return RefusedError(Refusal(RefusalCode.INVALID_FIELD, f"{field}: {detail}"))
+
+
+def _secret_required(fields: Sequence[str]) -> Refusal:
+    return Refusal(
+        RefusalCode.SECRET_REQUIRED,
+        f"this sends the secret where it could not go before: {', '.join(fields)}",
+        "submit the secret again in the same call, in the field 'secret'",
+    )
+
+
+NAME_TAKEN: Final = Refusal(
+    RefusalCode.INVALID_FIELD,
+    "name: there is a credential of that name already",
+    "rotate it for a new secret, or change it",
+)
+CREDENTIAL_NOT_FOUND: Final = Refusal(
+    RefusalCode.CREDENTIAL_NOT_FOUND, "there is no credential of that name", "list them with: coatcheck credential list"
+)
+TENANT_NOT_FOUND: Final = Refusal(
+    RefusalCode.NOT_FOUND, "there is no such tenant", "make it with PUT /v1/tenants/{tenant}"
+)
+SECRET_DOES_NOT_OPEN: Final = Refusal(
+    RefusalCode.CREDENTIAL_UNAVAILABLE,
+    "the credential's secret does not open, so it cannot be sealed again",
+    "submit the secret in the field 'secret'",
+)

@@ -1,0 +1,191 @@
+"""Placeholders and proxy credentials: issued, renewed in place, and the answer that carries them.
+
+Rule: a placeholder is only ever made for a `Mandate`, that is for somebody whose right to act was just checked, and
+for a credential that is granted to that somebody. The string leaves in the answer; what stays is its fingerprint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from control_plane.contract.caller import Caller, PlaceholderId
+from control_plane.contract.credential import PlaceholderCredential
+from control_plane.contract.placeholder import ENTROPY_BYTES, Shape, fingerprint, mint
+from control_plane.contract.placeholder import TokenKind as Marker
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.core.names import ID_ENTROPY_BYTES, new_id
+from control_plane.core.presets import PRESETS
+from control_plane.core.records import Credential, Grant, Token, TokenKind
+from control_plane.core.targeting import NOT_FOUND, Target, choose
+from control_plane.own_keys import OwnKeyring
+from control_plane.ports import Clock, Entropy, Records
+
+PROXY_CREDENTIAL_SHAPE: Final = Shape(prefix="")
+
+
+@dataclass(frozen=True, slots=True)
+class Mandate:
+    """Somebody's right to act, just checked: who through which client, in which roles, and until when."""
+
+    caller: Caller
+    roles: tuple[str, ...]
+    not_after: float | None
+    """The session's end, which nothing issued outlives. None: there is no session."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Issued:
+    """What an exchange hands out. The only value that holds a placeholder; never logged."""
+
+    placeholder: PlaceholderCredential
+    proxy_credential: str
+    token: Token
+    credential: Credential
+    base_url: str
+    expires_in: int
+
+
+class Issuance:
+    def __init__(
+        self,
+        own_keys: OwnKeyring,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        proxy_base_url: str,
+    ) -> None:
+        self._own_keys = own_keys
+        self._clock = clock
+        self._entropy = entropy
+        self._proxy_base_url = proxy_base_url.rstrip("/")
+
+    async def granted(self, records: Records, mandate: Mandate, target: Target) -> Credential:
+        """The credential that is meant, among those granted now. Raises `RefusedError`."""
+        pairs = await records.hot.granted(
+            subject=mandate.caller.subject,
+            roles=mandate.roles,
+            client=mandate.caller.client,
+            tenant=mandate.caller.tenant,
+        )
+        now = self._clock()
+        return choose([credential for credential, grants in pairs if live(grants, now)], target)
+
+    async def still_granted(self, records: Records, mandate: Mandate, token: Token) -> Credential:
+        """The credential of a placeholder that is to be renewed. Raises `RefusedError(credential_not_found)`."""
+        pairs = await records.hot.granted(
+            subject=mandate.caller.subject,
+            roles=mandate.roles,
+            client=mandate.caller.client,
+            tenant=mandate.caller.tenant,
+        )
+        now = self._clock()
+        for credential, grants in pairs:
+            if credential.id == token.credential_id and live(grants, now):
+                return credential
+        raise RefusedError(NOT_FOUND)
+
+    async def new(self, records: Records, mandate: Mandate, credential: Credential, *, ttl_seconds: int) -> Issued:
+        """A fresh placeholder and a fresh proxy credential, both recorded by fingerprint."""
+        base_url = self._base_url(credential)
+        text, token = await self._record(
+            records, mandate, TokenKind.PLACEHOLDER, credential=credential, ttl_seconds=ttl_seconds
+        )
+        proxy_credential, _ = await self._record(
+            records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=ttl_seconds
+        )
+        return Issued(
+            placeholder=PlaceholderCredential(text),
+            proxy_credential=proxy_credential,
+            token=token,
+            credential=credential,
+            base_url=base_url,
+            expires_in=max(0, int(token.expires_at - token.created_at)),
+        )
+
+    async def renewed(
+        self,
+        records: Records,
+        mandate: Mandate,
+        credential: Credential,
+        token: Token,
+        *,
+        text: str,
+        proxy: tuple[str, Token] | None,
+    ) -> Issued:
+        """The same strings, good for longer. Without a proxy credential to renew, a fresh one."""
+        base_url = self._base_url(credential)
+        now = self._clock()
+        expires_at = _expiry(mandate, token.ttl_seconds, now)
+        await records.tokens.prolong(token.sha256, expires_at)
+        if proxy is not None:
+            proxy_credential, proxy_token = proxy
+            await records.tokens.prolong(proxy_token.sha256, expires_at)
+        else:
+            proxy_credential, _ = await self._record(
+                records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=token.ttl_seconds
+            )
+        return Issued(
+            placeholder=PlaceholderCredential(text),
+            proxy_credential=proxy_credential,
+            token=token,
+            credential=credential,
+            base_url=base_url,
+            expires_in=max(0, int(expires_at - now)),
+        )
+
+    async def _record(
+        self,
+        records: Records,
+        mandate: Mandate,
+        kind: TokenKind,
+        *,
+        credential: Credential | None,
+        ttl_seconds: int,
+    ) -> tuple[str, Token]:
+        shape, marker = (PROXY_CREDENTIAL_SHAPE, Marker.PROXY_CREDENTIAL)
+        if credential is not None:
+            shape, marker = shape_of(credential), Marker.PLACEHOLDER
+        now = self._clock()
+        tag_key = (await self._own_keys.rings()).tags[0]
+        text = mint(shape, marker, tag_key=tag_key, entropy=self._entropy(ENTROPY_BYTES))
+        token = Token(
+            sha256=fingerprint(text),
+            id=PlaceholderId(new_id("ph" if credential else "pc", self._entropy(ID_ENTROPY_BYTES))),
+            kind=kind,
+            tenant=mandate.caller.tenant,
+            subject=mandate.caller.subject,
+            session=mandate.caller.session,
+            client=mandate.caller.client,
+            credential_id=credential.id if credential else None,
+            ttl_seconds=ttl_seconds,
+            created_at=now,
+            expires_at=_expiry(mandate, ttl_seconds, now),
+            revoked_at=None,
+        )
+        await records.tokens.add(token)
+        return text, token
+
+    def _base_url(self, credential: Credential) -> str:
+        if not self._proxy_base_url:
+            raise RefusedError(ENDPOINT_UNRESOLVED)
+        return f"{self._proxy_base_url}/{credential.name}"
+
+
+def _expiry(mandate: Mandate, ttl_seconds: int, now: float) -> float:
+    return now + ttl_seconds if mandate.not_after is None else min(now + ttl_seconds, mandate.not_after)
+
+
+def live(grants: Sequence[Grant], now: float) -> tuple[Grant, ...]:
+    return tuple(grant for grant in grants if grant.scope.is_live(now))
+
+
+def shape_of(credential: Credential) -> Shape:
+    preset = PRESETS.get(credential.preset) if credential.preset else None
+    return preset.shape if preset else Shape()
+
+
+ENDPOINT_UNRESOLVED: Final = Refusal(
+    RefusalCode.ENDPOINT_UNRESOLVED,
+    "the control plane does not know the address of the egress proxy",
+    "set COATCHECK_CONTROL_PLANE_PROXY_BASE_URL to the URL of the proxy's reverse listener",
+)

@@ -1,0 +1,242 @@
+"""What the use cases need from outside: a store, a clock, entropy, a way to wake listeners.
+
+Rule: nothing is read or written without a scope. `TenantScope` sees and writes one tenant's rows and no other; a
+`PlatformScope` crosses tenants and says what for, so that every such place can be found and counted.
+Adapters: `adapters/sql` (store), `adapters/memory` (wake-up), `adapters/keyring` (key-encryption keys).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.contract.wire import AuditEvent
+from control_plane.core.records import (
+    Change,
+    Client,
+    Credential,
+    CredentialVersion,
+    Grant,
+    KeyPurpose,
+    OwnKey,
+    PublishedChange,
+    Session,
+    Tenant,
+    TenantAllowRule,
+    Token,
+    TokenKind,
+)
+
+Clock = Callable[[], float]
+"""Unix seconds."""
+
+Entropy = Callable[[int], bytes]
+"""That many bytes from a cryptographic generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantScope:
+    tenant: TenantId
+
+
+class CrossTenantReason(StrEnum):
+    """Why a look-up is not confined to one tenant."""
+
+    START = "start"
+    AUTHENTICATE = "authenticate"
+    """Whoever calls is not known yet, and so neither is the tenant."""
+    RESOLVE = "resolve"
+    """A proxy serves all tenants; the use case compares the tenant itself."""
+    EVENTS = "events"
+    AUDIT = "audit"
+    ADMINISTER = "administer"
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformScope:
+    reason: CrossTenantReason
+
+
+Scope = TenantScope | PlatformScope
+
+
+class TakenError(Exception):
+    """A row with that name or id is already there."""
+
+
+class UnreadableRowError(Exception):
+    """The row does not hold a record: somebody edited it. Names the kind of record, never a value."""
+
+
+class Tenants(Protocol):
+    async def add(self, tenant: Tenant) -> None: ...
+    async def get(self, tenant: TenantId) -> Tenant | None: ...
+    async def list(self) -> Sequence[Tenant]: ...
+    async def remove(self, tenant: TenantId) -> bool: ...
+
+
+class Clients(Protocol):
+    async def add(self, client: Client) -> None: ...
+    async def replace(self, client: Client) -> None: ...
+    async def get(self, client: ClientId) -> Client | None: ...
+    async def list(self) -> Sequence[Client]: ...
+    async def remove(self, client: ClientId) -> bool: ...
+
+
+class Credentials(Protocol):
+    async def add(self, credential: Credential) -> None: ...
+    async def replace(self, credential: Credential) -> None: ...
+    async def get(self, credential: CredentialId) -> Credential | None: ...
+    async def named(self, name: str) -> Credential | None: ...
+    async def list(self) -> Sequence[Credential]: ...
+    async def remove(self, credential: CredentialId) -> None: ...
+
+
+class Versions(Protocol):
+    async def add(self, version: CredentialVersion) -> None: ...
+    async def replace(self, version: CredentialVersion) -> None: ...
+    async def get(self, credential: CredentialId, version: int) -> CredentialVersion | None: ...
+    async def of(self, credential: CredentialId) -> Sequence[CredentialVersion]: ...
+    async def count_by_kek(self) -> Mapping[str, int]: ...
+
+
+class Grants(Protocol):
+    async def add(self, grant: Grant) -> None: ...
+    async def get(self, grant: GrantId) -> Grant | None: ...
+    async def list(self) -> Sequence[Grant]: ...
+    async def remove(self, grant: GrantId) -> None: ...
+    async def of_credential(self, credential: CredentialId) -> Sequence[Grant]: ...
+
+
+class AllowRules(Protocol):
+    async def add(self, rule: TenantAllowRule) -> None: ...
+    async def get(self, rule: str) -> TenantAllowRule | None: ...
+    async def list(self) -> Sequence[TenantAllowRule]: ...
+    async def for_session(self, session: SessionId | None) -> Sequence[TenantAllowRule]:
+        """The tenant's rules, and those of this session alone."""
+        ...
+
+    async def remove(self, rule: str) -> None: ...
+    async def remove_of_session(self, session: SessionId) -> int: ...
+
+
+class Sessions(Protocol):
+    async def add(self, session: Session) -> None: ...
+    async def get(self, session: SessionId) -> Session | None: ...
+    async def replace(self, session: Session) -> None: ...
+
+
+class Tokens(Protocol):
+    async def add(self, token: Token) -> None: ...
+    async def get(self, token: PlaceholderId) -> Token | None: ...
+    async def by_fingerprint(self, sha256: str) -> Token | None: ...
+    async def list(self, kind: TokenKind) -> Sequence[Token]: ...
+    async def prolong(self, sha256: str, expires_at: float) -> None: ...
+    async def revoke(self, tokens: Sequence[Token], at: float) -> None: ...
+    async def unrevoked_of_credential(self, credential: CredentialId) -> Sequence[Token]: ...
+    async def unrevoked_of_session(self, session: SessionId) -> Sequence[Token]: ...
+    async def unrevoked_of_client(self, client: ClientId) -> Sequence[Token]: ...
+
+
+class OwnKeys(Protocol):
+    async def add(self, key: OwnKey) -> None: ...
+    async def list(self, purpose: KeyPurpose) -> Sequence[OwnKey]:
+        """Newest first."""
+        ...
+
+
+class Outbox(Protocol):
+    async def append(self, changes: Sequence[Change], at: float) -> None: ...
+    async def after(self, sequence: int, limit: int) -> Sequence[PublishedChange]: ...
+    async def position(self) -> "Position": ...
+
+
+class Audit(Protocol):
+    async def append(self, events: Sequence[AuditEvent]) -> None:
+        """Events whose id is already there are left out."""
+        ...
+
+    async def after(
+        self, sequence: int, *, limit: int, request_id: str | None
+    ) -> Sequence[tuple[int, dict[str, object]]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the outbox stands in this transaction."""
+
+    epoch: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """A token with everything that decides over it, read at once: the path of every cold request."""
+
+    token: Token
+    session: Session | None
+    credential: Credential | None
+    version: CredentialVersion | None
+    client_registered: bool
+
+
+class HotReads(Protocol):
+    """Reads that join tables because a request waits for them."""
+
+    async def token_facts(self, sha256: str) -> TokenFacts | None: ...
+    async def granted(
+        self, *, subject: SubjectId, roles: tuple[str, ...], client: ClientId, tenant: TenantId
+    ) -> Sequence[tuple[Credential, tuple[Grant, ...]]]:
+        """Every credential of the tenant that the caller has a grant for, whatever its `until`, with those grants."""
+        ...
+
+
+class Records(Protocol):
+    """One transaction: everything read or written here is seen together, or not at all."""
+
+    @property
+    def tenants(self) -> Tenants: ...
+    @property
+    def clients(self) -> Clients: ...
+    @property
+    def credentials(self) -> Credentials: ...
+    @property
+    def versions(self) -> Versions: ...
+    @property
+    def grants(self) -> Grants: ...
+    @property
+    def rules(self) -> AllowRules: ...
+    @property
+    def sessions(self) -> Sessions: ...
+    @property
+    def tokens(self) -> Tokens: ...
+    @property
+    def own_keys(self) -> OwnKeys: ...
+    @property
+    def outbox(self) -> Outbox: ...
+    @property
+    def audit(self) -> Audit: ...
+    @property
+    def hot(self) -> HotReads: ...
+
+
+class Store(Protocol):
+    """Raises `RefusedError(store_unavailable)` where the database does not answer."""
+
+    def read(self, scope: Scope) -> AbstractAsyncContextManager[Records]: ...
+    def write(self, scope: Scope) -> AbstractAsyncContextManager[Records]: ...
+
+
+class Wake(Protocol):
+    """Tells waiting event streams that the outbox grew. A hint: who misses it looks again after a heartbeat."""
+
+    def announce(self) -> None: ...
+    def listen(self) -> Callable[[float], Awaitable[None]]:
+        """From now on: awaiting the result (with a timeout in seconds) returns once anything was announced."""
+        ...
+
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...

@@ -1,0 +1,190 @@
+"""Tenants and clients: who there is.
+
+Rule: a client's secret is made here, shown once and kept as SHA-256. A client written in the clients file is what the
+file says at each start, and goes when the file no longer has it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from control_plane.access import secret_sha256
+from control_plane.contract.caller import ClientId, TenantId
+from control_plane.contract.placeholder import BASE62
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.secret import Secret
+from control_plane.contract.wire import AuditEvent
+from control_plane.core.records import (
+    SUBJECT_ASSERT,
+    Change,
+    ChangeKind,
+    Client,
+    ClientKind,
+    ClientSource,
+    Tenant,
+)
+from control_plane.credentials import TENANT_NOT_FOUND, invalid_field, require_tenant
+from control_plane.ports import (
+    Clock,
+    CrossTenantReason,
+    Entropy,
+    PlatformScope,
+    Records,
+    Store,
+    TakenError,
+    TenantScope,
+)
+from control_plane.revocation import revoke_tokens
+from control_plane.trail import Actor, Trail
+
+_CLIENT_SECRET_CHARACTERS: Final = 43  # 256 bits of base62
+_CLIENT_SECRET_ENTROPY: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class NewClient:
+    id: ClientId
+    kind: ClientKind
+    tenant: TenantId | None
+    scopes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileClient:
+    """An entry of the clients file, its secret read."""
+
+    client: NewClient
+    secret: Secret
+
+
+class Registry:
+    def __init__(self, store: Store, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
+        self._store = store
+        self._trail = trail
+        self._clock = clock
+        self._entropy = entropy
+
+    async def ensure_tenant(self, tenant: TenantId, *, by: Actor) -> Tenant:
+        async with self._store.write(TenantScope(tenant)) as records:
+            return await self._ensured(records, tenant, by)
+
+    async def tenants(self) -> Sequence[Tenant]:
+        async with self._store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            return await records.tenants.list()
+
+    async def remove_tenant(self, tenant: TenantId, *, by: Actor) -> None:
+        """With everything it has, its envelopes too; the audit trail stays. Raises `RefusedError(not_found)`."""
+        async with self._store.write(TenantScope(tenant)) as records:
+            await require_tenant(records, tenant)
+            await records.tenants.remove(tenant)
+            await records.outbox.append([Change(ChangeKind.TENANT, tenant, tenant, revoked=True)], self._clock())
+            await records.audit.append([self._trail.event("tenant.delete", by=by, tenant=tenant)])
+
+    async def add_client(self, new: NewClient, *, by: Actor) -> tuple[Client, Secret]:
+        """The client and its secret, which is not kept. Raises `RefusedError(invalid_field)`."""
+        require_sound(new)
+        secret = self._new_secret()
+        client = self._client(new, secret, ClientSource.API)
+        async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            if new.tenant is not None and await records.tenants.get(new.tenant) is None:
+                raise RefusedError(TENANT_NOT_FOUND)
+            try:
+                await records.clients.add(client)
+            except TakenError:
+                raise invalid_field("id", "there is a client of that id already") from None
+            await records.audit.append([self._client_event("client.add", client, by)])
+        return client, secret
+
+    async def clients(self) -> Sequence[Client]:
+        async with self._store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            return await records.clients.list()
+
+    async def remove_client(self, client_id: ClientId, *, by: Actor) -> None:
+        """With the tokens that it holds. Raises `RefusedError(not_found)`."""
+        async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            client = await records.clients.get(client_id)
+            if client is None:
+                raise RefusedError(CLIENT_NOT_FOUND)
+            await self._removed(records, client, by)
+
+    async def reconcile(self, entries: Sequence[FileClient], *, by: Actor) -> None:
+        """Makes the clients of the clients file what it says. Raises `RefusedError(invalid_field)`."""
+        for entry in entries:
+            require_sound(entry.client)
+        async with self._store.write(PlatformScope(CrossTenantReason.START)) as records:
+            for tenant in sorted({entry.client.tenant for entry in entries if entry.client.tenant is not None}):
+                await self._ensured(records, tenant, by)
+            present = {client.id: client for client in await records.clients.list()}
+            for entry in entries:
+                await self._reconciled(records, present.pop(entry.client.id, None), entry, by)
+            for left in present.values():
+                if left.source is ClientSource.FILE:
+                    await self._removed(records, left, by)
+
+    async def _reconciled(self, records: Records, present: Client | None, entry: FileClient, by: Actor) -> None:
+        client = self._client(entry.client, entry.secret, ClientSource.FILE)
+        if present is None:
+            await records.clients.add(client)
+            await records.audit.append([self._client_event("client.add", client, by)])
+        elif _facts(present) != _facts(client):
+            if present.tenant != client.tenant or present.kind is not client.kind:
+                # Another tenant's or kind's client under the old name: what the old one held is not the new one's.
+                tokens = await records.tokens.unrevoked_of_client(client.id)
+                await revoke_tokens(records, tokens, at=self._clock())
+            await records.clients.replace(client)
+            await records.audit.append([self._client_event("client.change", client, by)])
+
+    async def _removed(self, records: Records, client: Client, by: Actor) -> None:
+        tokens = await records.tokens.unrevoked_of_client(client.id)
+        await revoke_tokens(records, tokens, at=self._clock())
+        await records.clients.remove(client.id)
+        await records.audit.append([self._client_event("client.delete", client, by)])
+
+    async def _ensured(self, records: Records, tenant: TenantId, by: Actor) -> Tenant:
+        present = await records.tenants.get(tenant)
+        if present is not None:
+            return present
+        made = Tenant(tenant, self._clock())
+        await records.tenants.add(made)
+        await records.audit.append([self._trail.event("tenant.add", by=by, tenant=tenant)])
+        return made
+
+    def _client(self, new: NewClient, secret: Secret, source: ClientSource) -> Client:
+        return Client(
+            id=new.id,
+            tenant=new.tenant,
+            kind=new.kind,
+            scopes=new.scopes,
+            secret_sha256=secret_sha256(secret.reveal()),
+            source=source,
+            created_at=self._clock(),
+        )
+
+    def _client_event(self, action: str, client: Client, by: Actor) -> AuditEvent:
+        return self._trail.event(action, by=by, tenant=client.tenant, detail=f"{client.kind.value} {client.id}")
+
+    def _new_secret(self) -> Secret:
+        number, digits = int.from_bytes(self._entropy(_CLIENT_SECRET_ENTROPY)), []
+        for _ in range(_CLIENT_SECRET_CHARACTERS):
+            number, rest = divmod(number, 62)
+            digits.append(BASE62[rest])
+        return Secret("".join(digits))
+
+
+def require_sound(new: NewClient) -> None:
+    """Raises `RefusedError(invalid_field)` for a client that would be more than its kind may be."""
+    if SUBJECT_ASSERT in new.scopes:
+        # A runtime handles model output: what it says about a subject counts for nothing.
+        if new.kind is not ClientKind.OPERATOR:
+            raise invalid_field("scopes", f"only a client of kind 'operator' may have {SUBJECT_ASSERT}")
+        if new.tenant is None:
+            raise invalid_field("tenant", f"a client with {SUBJECT_ASSERT} belongs to one tenant")
+    if new.kind is ClientKind.EGRESS_PROXY and new.tenant is not None:
+        raise invalid_field("tenant", "an egress proxy serves all tenants; leave it out")
+
+
+def _facts(client: Client) -> tuple[object, ...]:
+    return client.tenant, client.kind, client.scopes, client.secret_sha256, client.source
+
+
+CLIENT_NOT_FOUND: Final = Refusal(RefusalCode.NOT_FOUND, "there is no such client", "list them with GET /v1/clients")

@@ -1,0 +1,219 @@
+"""Resolve: what a proxy asks before it swaps. Who is this caller, where may it go, what does a placeholder stand for?
+
+Rule: every answer is of one moment, with the outbox position of that same moment, so that a proxy can tell whether an
+event it has seen is newer. A "no" is an answer too; a store that does not answer is never read as "unknown". To a
+caller of another tenant every placeholder is unknown; the truth goes to the audit trail alone.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+import structlog
+
+from control_plane.contract.caller import Caller
+from control_plane.contract.refusal import RefusalCode
+from control_plane.contract.wire import (
+    Answer,
+    AskCaller,
+    AskPlaceholder,
+    AskPolicy,
+    Binding,
+    CallerFacts,
+    Policy,
+    Refused,
+    ResolveAnswer,
+    ResolvedPlaceholder,
+    ResolveRequest,
+    Route,
+)
+from control_plane.core.records import Credential, Grant, Session, TokenKind
+from control_plane.custody import Custody, UnopenableError, open_secret
+from control_plane.issuance import live
+from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TokenFacts, UnreadableRowError
+
+_log = structlog.get_logger("control_plane.resolution")
+
+
+class Resolution:
+    def __init__(self, store: Store, custody: Custody, *, clock: Clock) -> None:
+        self._store = store
+        self._custody = custody
+        self._clock = clock
+
+    async def __call__(self, request: ResolveRequest) -> ResolveAnswer:
+        async with self._store.read(PlatformScope(CrossTenantReason.RESOLVE)) as records:
+            answer = await self._answer(records, request)
+            position = await records.outbox.position()
+        return ResolveAnswer(answer=answer, epoch=position.epoch, as_of=position.sequence)
+
+    async def _answer(self, records: Records, request: ResolveRequest) -> Answer:
+        match request.ask:
+            case AskCaller(proxy_credential_sha256=sha256):
+                return await self._caller(records, sha256)
+            case AskPolicy(caller=caller):
+                return await self._policy(records, caller)
+            case AskPlaceholder() as ask:
+                return await self._placeholder(records, ask)
+            case _:
+                assert_never(request.ask)
+
+    async def _caller(self, records: Records, sha256: str) -> Answer:
+        facts = await records.hot.token_facts(sha256)
+        if facts is None or facts.token.kind is not TokenKind.PROXY_CREDENTIAL or not facts.client_registered:
+            return _unauthenticated(RefusalCode.TOKEN_INVALID)
+        if facts.token.revoked_at is not None or _session_is_over(facts, self._clock()):
+            return _unauthenticated(RefusalCode.TOKEN_INVALID)
+        if self._clock() >= facts.token.expires_at:
+            return _unauthenticated(RefusalCode.TOKEN_EXPIRED)
+        return CallerFacts(caller=facts.token.caller, expires_at=facts.token.expires_at)
+
+    async def _policy(self, records: Records, caller: Caller) -> Answer:
+        session = await records.sessions.get(caller.session) if caller.session is not None else None
+        if caller.session is not None and not _is_of(session, caller, self._clock()):
+            return _unauthenticated(RefusalCode.SESSION_NOT_FOUND)
+        granted = await records.hot.granted(
+            subject=caller.subject,
+            roles=session.roles if session else (),
+            client=caller.client,
+            tenant=caller.tenant,
+        )
+        rules = await records.rules.for_session(caller.session)
+        now = self._clock()
+        return Policy(
+            caller=caller,
+            routes=tuple(_route(credential, live(grants, now)) for credential, grants in granted if live(grants, now)),
+            allow=tuple(rule.rule for rule in rules if rule.tenant == caller.tenant),
+        )
+
+    async def _placeholder(self, records: Records, ask: AskPlaceholder) -> Answer:
+        # (1) Known at all?
+        try:
+            facts = await records.hot.token_facts(ask.placeholder_sha256)
+        except UnreadableRowError:
+            return _UNAVAILABLE
+        if facts is None or facts.token.kind is not TokenKind.PLACEHOLDER:
+            return _UNKNOWN
+        # (2) Another tenant's is unknown too, whatever else is the matter with it.
+        binding, grants = await self._binding(records, facts)
+        if facts.token.tenant != ask.caller.tenant:
+            return replace(_UNKNOWN, true_code=RefusalCode.CALLER_MISMATCH, binding=binding)
+        # (3) The caller is exactly the one it was issued to; an absent session matches only an absent session.
+        if facts.token.caller != ask.caller:
+            return replace(_CALLER_MISMATCH, binding=binding)
+        # (4) Not taken back, neither itself nor what it hangs on.
+        now = self._clock()
+        if facts.token.revoked_at is not None or _session_is_over(facts, now) or not facts.client_registered:
+            return replace(_REVOKED, binding=binding)
+        if facts.credential is None or facts.version is None or binding is None or not live(grants, now):
+            return replace(_REVOKED, binding=binding)
+        # (5) Not expired.
+        if now >= facts.token.expires_at:
+            return replace(_EXPIRED, binding=binding)
+        # (6) Bound to where it is about to go.
+        if not facts.credential.reaches(ask.endpoint):
+            return replace(_DESTINATION_DENIED, binding=binding)
+        # (7) The secret, if the row is still the one that was sealed.
+        return self._opened(facts.credential, facts, binding)
+
+    def _opened(self, credential: Credential, facts: TokenFacts, binding: Binding) -> Answer:
+        envelope = facts.version.envelope if facts.version else None
+        try:
+            secret = open_secret(self._custody, envelope, credential, version=credential.current_version)
+        except UnopenableError:
+            _log.error("envelope_does_not_open", credential=credential.id, version=credential.current_version)
+            return replace(_UNAVAILABLE, binding=binding)
+        return ResolvedPlaceholder(binding=binding, secret=secret.reveal())
+
+    async def _binding(self, records: Records, facts: TokenFacts) -> tuple[Binding | None, tuple[Grant, ...]]:
+        """What the placeholder is bound to, as it is now. None where its credential is gone."""
+        credential, token = facts.credential, facts.token
+        if credential is None:
+            return None, ()
+        roles = facts.session.roles if facts.session else ()
+        grants = live(
+            [
+                grant
+                for grant in await records.grants.of_credential(credential.id)
+                if grant.tenant == token.tenant
+                and grant.applies_to(subject=token.subject, roles=roles, client=token.client)
+            ],
+            self._clock(),
+        )
+        binding = Binding(
+            placeholder_id=token.id,
+            caller=token.caller,
+            credential_id=credential.id,
+            credential_name=credential.name,
+            version=credential.current_version,
+            grant_ids=tuple(grant.id for grant in grants),
+            destinations=credential.destinations,
+            placements=credential.placements,
+            scopes=tuple(grant.scope for grant in grants),
+            expires_at=token.expires_at,
+            provider=credential.preset,
+        )
+        return binding, grants
+
+
+def _session_is_over(facts: TokenFacts, now: float) -> bool:
+    if facts.token.session is None:
+        return False
+    return facts.session is None or not facts.session.is_live(now)
+
+
+def _is_of(session: Session | None, caller: Caller, now: float) -> bool:
+    return (
+        session is not None
+        and session.is_live(now)
+        and session.tenant == caller.tenant
+        and session.subject == caller.subject
+        and session.runtime == caller.client
+    )
+
+
+def _route(credential: Credential, grants: tuple[Grant, ...]) -> Route:
+    return Route(
+        credential_name=credential.name,
+        credential_id=credential.id,
+        destinations=credential.destinations,
+        scopes=tuple(grant.scope for grant in grants),
+        placements=credential.placements,
+        credential_required=credential.credential_required,
+    )
+
+
+def _unauthenticated(true_code: RefusalCode) -> Refused:
+    return Refused(
+        RefusalCode.PROXY_AUTHENTICATION_REQUIRED,
+        "the proxy credential is not valid, or no longer",
+        "exchange again for a fresh one, or renew it together with its placeholder",
+        true_code=true_code,
+    )
+
+
+_UNKNOWN = Refused(
+    RefusalCode.UNKNOWN_PLACEHOLDER,
+    "no such placeholder",
+    "exchange for one, and use it with the proxy credential that came with it",
+)
+_CALLER_MISMATCH = Refused(
+    RefusalCode.CALLER_MISMATCH,
+    "the placeholder was issued to another client, subject or session",
+    "use it with the proxy credential that came with it",
+)
+_REVOKED = Refused(
+    RefusalCode.REVOKED_PLACEHOLDER,
+    "the placeholder was revoked, or its session, grant or credential is gone",
+    "exchange again for a new one",
+)
+_EXPIRED = Refused(RefusalCode.EXPIRED_PLACEHOLDER, "the placeholder has expired", "renew it, or exchange again")
+_DESTINATION_DENIED = Refused(
+    RefusalCode.DESTINATION_DENIED,
+    "the placeholder's credential is not for this destination",
+    "an operator sees its destinations with: coatcheck credential show NAME",
+)
+_UNAVAILABLE = Refused(
+    RefusalCode.CREDENTIAL_UNAVAILABLE,
+    "the credential's secret does not open",
+    "an operator submits it again with: coatcheck credential rotate NAME",
+)

@@ -1,0 +1,162 @@
+"""Sessions: opened for a subject, given short-lived tokens, ended once.
+
+Rule: the store owns a session's existence, owner and end. A token only says which session is meant; every use looks
+here. Whoever may not see a session hears that there is none.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from control_plane.access import FORBIDDEN
+from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.wire import AuditEvent
+from control_plane.core.names import ID_ENTROPY_BYTES, new_id
+from control_plane.core.records import (
+    SUBJECT_ASSERT,
+    Change,
+    ChangeKind,
+    Client,
+    ClientKind,
+    Session,
+)
+from control_plane.core.session_token import LIFETIME_SECONDS, SessionClaims
+from control_plane.own_keys import OwnKeyring
+from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, Records, Store, TenantScope
+from control_plane.revocation import revoke_tokens
+from control_plane.trail import Actor, Trail
+
+SESSION_NOT_FOUND: Final = Refusal(
+    RefusalCode.SESSION_NOT_FOUND,
+    "there is no such session, or it is not yours, or it is over",
+    "open one with POST /v1/sessions",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionToken:
+    text: str
+    expires_in: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A session to be opened."""
+
+    tenant: TenantId
+    subject: SubjectId
+    roles: tuple[str, ...]
+    runtime: ClientId
+    seconds: float | None = None
+    """None: the configured length."""
+
+
+class Sessions:
+    def __init__(
+        self,
+        store: Store,
+        own_keys: OwnKeyring,
+        trail: Trail,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        issuer: str,
+        session_seconds: int,
+    ) -> None:
+        self._store = store
+        self._own_keys = own_keys
+        self._trail = trail
+        self._clock = clock
+        self._entropy = entropy
+        self._issuer = issuer
+        self._session_seconds = session_seconds
+
+    async def open(self, opening: Opening, *, by: Actor) -> Session:
+        async with self._store.write(TenantScope(opening.tenant)) as records:
+            return await self.open_in(records, opening, by=by)
+
+    async def open_in(self, records: Records, opening: Opening, *, by: Actor) -> Session:
+        """Within a transaction of the tenant. Raises `RefusedError(invalid_field)`."""
+        if await records.tenants.get(opening.tenant) is None:
+            raise RefusedError(Refusal(RefusalCode.INVALID_FIELD, "tenant: there is no such tenant"))
+        runtime = await records.clients.get(opening.runtime)
+        if runtime is None or runtime.kind is not ClientKind.RUNTIME or not runtime.serves(opening.tenant):
+            raise RefusedError(
+                Refusal(RefusalCode.INVALID_FIELD, "runtime: not a client of kind 'runtime' that serves this tenant")
+            )
+        now = self._clock()
+        session = Session(
+            id=SessionId(new_id("ses", self._entropy(ID_ENTROPY_BYTES))),
+            tenant=opening.tenant,
+            subject=opening.subject,
+            roles=opening.roles,
+            runtime=opening.runtime,
+            joined_by=None,
+            created_at=now,
+            not_after=now + (self._session_seconds if opening.seconds is None else opening.seconds),
+            ended_at=None,
+        )
+        await records.sessions.add(session)
+        await records.audit.append([self._event("session.open", session, by)])
+        return session
+
+    async def token(self, session: Session) -> SessionToken:
+        """A fresh token of a live session. Raises `RefusedError(session_not_found)`."""
+        now = self._clock()
+        if not session.is_live(now):
+            raise RefusedError(SESSION_NOT_FOUND)
+        expires_at = min(now + LIFETIME_SECONDS, session.not_after)
+        claims = SessionClaims(
+            issuer=self._issuer,
+            audience=session.runtime,
+            subject=session.subject,
+            tenant=session.tenant,
+            session=session.id,
+            roles=session.roles,
+            issued_at=now,
+            expires_at=expires_at,
+            session_expires_at=session.not_after,
+            token_id=new_id("jti", self._entropy(ID_ENTROPY_BYTES)),
+        )
+        return SessionToken(await self._own_keys.sign(claims), max(1, int(expires_at - now)))
+
+    async def verified_owner(self, unverified_token: str) -> SessionClaims:
+        """A session token presented to the control plane by its owner. Raises `InvalidSessionTokenError`."""
+        return await self._own_keys.verify(unverified_token, issuer=self._issuer, audience=None)
+
+    async def find(self, session_id: SessionId) -> Session:
+        """Raises `RefusedError(session_not_found)`. Who may see it is for the edge to check."""
+        async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
+            session = await records.sessions.get(session_id)
+        if session is None:
+            raise RefusedError(SESSION_NOT_FOUND)
+        return session
+
+    async def end(self, session: Session, *, by: Actor) -> None:
+        """The tombstone first, and with it everything that hangs on the session. Again changes nothing."""
+        async with self._store.write(TenantScope(session.tenant)) as records:
+            current = await records.sessions.get(session.id)
+            if current is None or current.ended_at is not None:
+                return
+            now = self._clock()
+            await records.sessions.replace(replace(current, ended_at=now))
+            tokens = await records.tokens.unrevoked_of_session(session.id)
+            await records.outbox.append([Change(ChangeKind.SESSION, session.tenant, session.id, revoked=True)], now)
+            await revoke_tokens(records, tokens, at=now)
+            await records.rules.remove_of_session(session.id)
+            await records.audit.append([self._event("session.end", current, by)])
+
+    def _event(self, action: str, session: Session, by: Actor) -> AuditEvent:
+        return self._trail.event(action, by=by, tenant=session.tenant, subject=session.subject, session=session.id)
+
+
+def asserts_subjects_in(client: Client, tenant: TenantId) -> bool:
+    """Whether the client may name subjects of that tenant. A runtime never may."""
+    return client.kind is not ClientKind.RUNTIME and SUBJECT_ASSERT in client.scopes and client.tenant == tenant
+
+
+def asserting_tenant(client: Client) -> TenantId:
+    """The tenant in which the client may name subjects. Raises `RefusedError(forbidden)`."""
+    if client.tenant is None or not asserts_subjects_in(client, client.tenant):
+        raise RefusedError(FORBIDDEN)
+    return client.tenant
