@@ -14,7 +14,6 @@ from typing import Annotated, Final
 import typer
 
 from coatcheck import allow, audit, ca, credential, grant, placeholder, serve
-from coatcheck.demo import demo
 from coatcheck.doctor import doctor
 from coatcheck.exchange import exchange
 from coatcheck.explain import why
@@ -48,21 +47,34 @@ def options(
     context.obj = Invocation(Path(os.path.abspath(home.expanduser())), as_json)  # noqa: PTH100 - keeps symbolic links
 
 
-app.command("up")(up)
-app.command("down")(down)
-app.command("status")(status)
-app.add_typer(credential.app, name="credential")
-app.add_typer(grant.app, name="grant")
-app.add_typer(allow.app, name="allow")
-app.command("exchange")(exchange)
-app.add_typer(placeholder.app, name="placeholder")
-app.command("run", context_settings={"allow_interspersed_args": False})(run)
-app.add_typer(audit.app, name="audit")
-app.command("why")(why)
-app.add_typer(ca.app, name="ca")
-app.command("doctor")(doctor)
-app.command("demo")(demo)
-app.add_typer(serve.app, name="serve")
+_RUNNING: Final = "Run programs"
+_CREDENTIALS: Final = "Credentials, and who may use them"
+_LOOKING: Final = "Look and check"
+_STACK: Final = "The local stack"
+_PRODUCTION: Final = "Production"
+
+app.command("run", rich_help_panel=_RUNNING, context_settings={"allow_interspersed_args": False})(run)
+app.add_typer(credential.app, name="credential", rich_help_panel=_CREDENTIALS)
+app.add_typer(grant.app, name="grant", rich_help_panel=_CREDENTIALS)
+app.add_typer(allow.app, name="allow", rich_help_panel=_CREDENTIALS)
+app.add_typer(placeholder.app, name="placeholder", rich_help_panel=_CREDENTIALS)
+app.command("exchange", rich_help_panel=_CREDENTIALS)(exchange)
+app.command("why", rich_help_panel=_LOOKING)(why)
+app.add_typer(audit.app, name="audit", rich_help_panel=_LOOKING)
+app.command("doctor", rich_help_panel=_LOOKING)(doctor)
+app.command("up", rich_help_panel=_STACK)(up)
+app.command("down", rich_help_panel=_STACK)(down)
+app.command("status", rich_help_panel=_STACK)(status)
+app.add_typer(ca.app, name="ca", rich_help_panel=_STACK)
+app.add_typer(serve.app, name="serve", rich_help_panel=_PRODUCTION)
+
+
+@app.command("demo", rich_help_panel=_RUNNING)
+def demo() -> None:
+    """Show the whole idea, each step verified on the wire."""
+    from coatcheck.demo import show_demo  # the only one that needs certificates of its own
+
+    show_demo()
 
 
 def main() -> None:

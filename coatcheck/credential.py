@@ -31,9 +31,7 @@ from control_plane.contract.placement import (
     placement_to_json,
 )
 
-app = typer.Typer(
-    help="Store, rotate and delete credentials. A secret goes in and never comes out.", no_args_is_help=True
-)
+app = typer.Typer(help="Store, rotate, delete. Secrets go in and never out.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 SecretFile = Annotated[

@@ -124,8 +124,8 @@ class Stage:
 Step = Callable[[Stage], Iterator[Fact]]
 
 
-def demo() -> None:
-    """Show the whole idea on this machine: keys stored, swapped, protected, rotated, revoked. Takes some seconds."""
+def show_demo() -> None:
+    """Play every step. Raises `CommandError` when one did not hold."""
     console = output()
     began = time.monotonic()
     console.print(Text("Coatcheck: agents carry the ticket, never the key", style="bold"))

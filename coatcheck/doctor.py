@@ -30,7 +30,6 @@ from coatcheck.state import StateFolder, is_open_to_others, private_files
 from coatcheck.terminal import CommandError, invocation, output, printable, show_json
 from coatcheck.trust import system_roots
 from control_plane.contract.destination import parse_destination
-from control_plane.contract.wire import SILENCE_SECONDS
 
 _KEK = re.compile(r"[0-9a-fA-F]{64}")
 _SOON_DAYS: Final = 30
@@ -59,7 +58,7 @@ def doctor(
         bool, typer.Option("--upstreams", help="Also open a TLS connection to each credential's destinations.")
     ] = False,
 ) -> None:
-    """Look at every link between a program and its upstream, and say what to do."""
+    """Check every link, and say what to do."""
     invoked = invocation(context)
     checks = []
     for check in examine(StateFolder(invoked.home), dial_upstreams=upstreams):
@@ -204,6 +203,8 @@ def _proxy_numbers(stack: RunningStack, todo: str) -> Iterator[Check]:
         metrics = httpx.get(f"{stack.admin_url}/metrics", trust_env=False, timeout=_DIAL_SECONDS).text
     except httpx.HTTPError:
         return
+    from control_plane.contract.wire import SILENCE_SECONDS  # slow to import: its messages are compiled
+
     silence = metric(metrics, "coatcheck_proxy_control_plane_silence_seconds")
     if silence is not None and silence > SILENCE_SECONDS:
         found = f"the proxy has not heard from the control plane for {silence:.0f} s"

@@ -5,13 +5,14 @@ that is a secret of ours. What the shell sets for its own proxy or certificates 
 ours: a client that went round the proxy would send a placeholder to nowhere.
 """
 
+import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from coatcheck.client import Json
 from coatcheck.terminal import WrongUsageError
-from control_plane.contract.destination import InvalidDestinationError, parse_destination
+from control_plane.contract.destination import InvalidDestinationError, is_ip_literal, parse_destination
 from control_plane.contract.secret import Secret
 
 REVERSE_URL_VARIABLE: Final = "COATCHECK_REVERSE_URL"
@@ -161,4 +162,6 @@ def _host_of(url: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
+    if is_ip_literal(host):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")  # RFC 6761 §6.3

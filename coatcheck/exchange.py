@@ -14,9 +14,10 @@ def exchange(
     audience: Annotated[str, typer.Option(metavar="NAME", help="Credential name, provider or host.")],
     subject: Annotated[str, typer.Option(metavar="S", help="Whom the session acts for.")] = SUBJECT,
 ) -> None:
-    """Open a session and exchange its token for a placeholder; print the answer as JSON.
+    """Exchange by hand: a session, and a placeholder for it.
 
-    The answer holds a live placeholder and proxy credential. The session stays open until it runs out.
+    Prints the answer as JSON. It holds a live placeholder and a live proxy credential. The session stays open until it
+    runs out.
     """
     with control_plane_of(context) as control_plane:
         session = control_plane.open_session(subject)

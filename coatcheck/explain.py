@@ -34,7 +34,7 @@ class Explanation:
 def why(
     context: typer.Context, request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", show_default=False)]
 ) -> None:
-    """Explain what was decided about a request (its id is in the answer's Coatcheck-Request-Id)."""
+    """Explain a refusal. The id is in its Coatcheck-Request-Id header."""
     with control_plane_of(context) as control_plane:
         found = control_plane.audit_of_request(request_id)
     if not found:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import socket
 import threading
@@ -74,15 +75,27 @@ def host_stack(
     return None
 
 
+def _write_down(state: StateFolder, level: str) -> None:
+    """Both servers' log goes to `stack.log`, in the foreground too; a crash leaves no image of our memory behind."""
+    from control_plane.logs import configure
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    descriptor = os.open(state.stack_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with contextlib.redirect_stderr(os.fdopen(descriptor, "w", buffering=1)):
+        configure(level)  # keeps what it finds as standard error
+
+
 async def _host(plan: _Plan) -> None:
     # Both servers' modules are heavy; whoever only joins a stack never imports them.
     from control_plane.bootstrap import running as running_control_plane
     from egress_proxy.bootstrap import running as running_proxy
 
+    settings = _control_plane_settings(plan)
+    _write_down(plan.state, settings.log_level)
     stop = _Stop()
     with stop.on_signals():
         async with contextlib.AsyncExitStack() as parts:
-            control_plane = await parts.enter_async_context(running_control_plane(_control_plane_settings(plan)))
+            control_plane = await parts.enter_async_context(running_control_plane(settings))
             proxy = await parts.enter_async_context(running_proxy(_proxy_settings(plan, control_plane.url)))
             stack = RunningStack(
                 pid=os.getpid(),

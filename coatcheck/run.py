@@ -32,7 +32,6 @@ from typing import Annotated, Final, NoReturn
 
 import httpx
 import typer
-import uvloop
 
 from coatcheck.allow import describe_rule, rule_of
 from coatcheck.audit import events, last_sequence, where
@@ -97,7 +96,7 @@ def run(
         SandboxChoice, typer.Option(help="auto: where bubblewrap works; require: else refuse.")
     ] = SandboxChoice.AUTO,
 ) -> None:
-    """Run CMD with placeholders instead of keys, and the egress proxy as its way out."""
+    """Run CMD with placeholders instead of keys."""
     for number in _ENDING:
         signal.signal(number, _end)  # until CMD runs: an orderly end, so that nothing stays open
     invoked = invocation(context)
@@ -128,6 +127,8 @@ def run(
             )
             _say_what_to_know(command, provision)
             started = Run(command, state, stack, lease, provision, confined)
+            import uvloop
+
             status = uvloop.run(_carry_out(started))
         for number in (*_ENDING, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # it is over; only telling is left

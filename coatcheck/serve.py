@@ -5,16 +5,18 @@ Rule: a setting that is missing, wrong or unknown stops the start with one line 
 
 import os
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from pydantic import ValidationError
 
 from coatcheck.terminal import CommandError
 
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 Settings = TypeVar("Settings")
 
-app = typer.Typer(help="Run one production process, configured by COATCHECK_* variables.", no_args_is_help=True)
+app = typer.Typer(help="Run one process, configured by COATCHECK_*.", no_args_is_help=True)
 
 
 @app.command("control-plane")
@@ -48,6 +50,7 @@ def _serve(
     read_settings: Callable[[], Settings], serve: Callable[[Settings], Coroutine[Any, Any, None]], *, prefix: str
 ) -> None:
     import uvloop
+    from pydantic import ValidationError
 
     try:
         settings = read_settings()
@@ -58,7 +61,7 @@ def _serve(
     uvloop.run(serve(settings))
 
 
-def wrong_settings(error: ValidationError, *, prefix: str) -> str:
+def wrong_settings(error: "ValidationError", *, prefix: str) -> str:
     """Every wrong setting with what is wrong about it, never with its value."""
     return "; ".join(
         _wrong_setting(problem, prefix=prefix)

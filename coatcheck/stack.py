@@ -145,7 +145,7 @@ def start_in_background(
         process = subprocess.Popen(  # noqa: S603 - our own command
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=subprocess.DEVNULL,
             stderr=log,
             cwd="/",
             env=_background_environment(),
@@ -186,7 +186,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; return when it is ready.")] = False,
     until_unused: Annotated[bool, typer.Option("--until-unused", hidden=True)] = False,
 ) -> None:
-    """Start the local stack: control plane and egress proxy in one process."""
+    """Start it: control plane and egress proxy in one process."""
     invoked = invocation(context)
     state = StateFolder(invoked.home)
     ports = Ports(
@@ -221,7 +221,7 @@ def up(
 
 
 def down(context: typer.Context) -> None:
-    """Stop the local stack; streams that are open may finish, up to its grace."""
+    """Stop it. Streams that are open may finish, up to its grace."""
     state = StateFolder(invocation(context).home)
     stack = find_stack(state) if state.exists() else None
     if stack is None:
@@ -237,7 +237,7 @@ def down(context: typer.Context) -> None:
 
 
 def status(context: typer.Context) -> None:
-    """Say whether the local stack runs, and where."""
+    """Say whether it runs, and where."""
     invoked = invocation(context)
     state = StateFolder(invoked.home)
     stack = find_stack(state) if state.exists() else None

@@ -53,11 +53,9 @@ def invocation(context: typer.Context) -> Invocation:
 def printable(untrusted: object) -> str:
     """`untrusted` as one line of text without control characters (escape sequences, line breaks, bidi overrides)."""
     text = str(untrusted)
-    return (
-        text
-        if text.isprintable()
-        else "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def output() -> Console:

@@ -11,11 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-import certifi
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
-from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12Certificate, serialize_java_truststore
-
 TRUST_STORE_PASSWORD: Final = "changeit"  # Java's own default: the store holds public certificates only
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
 _USUAL_PLACES: Final = (
@@ -38,6 +33,8 @@ def bundle(ca_certificate: Path, environment: Mapping[str, str]) -> str:
 
 def system_roots() -> list[Path]:
     """The machine's own bundle; where it has none, the one that certifi carries."""
+    import certifi
+
     compiled_in = ssl.get_default_verify_paths().openssl_cafile
     found = _existing([*_USUAL_PLACES, compiled_in])
     return [found[0] if found else Path(certifi.where())]
@@ -45,6 +42,11 @@ def system_roots() -> list[Path]:
 
 def java_trust_store(pem_bundle: str) -> bytes:
     """The same certificates as Java wants them (PKCS #12)."""
+    # Slow to import, and wanted only where there is a Java.
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
+    from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12Certificate, serialize_java_truststore
+
     certificates = []
     for number, pem in enumerate(_CERTIFICATE.findall(pem_bundle)):
         try:
