@@ -27,6 +27,6 @@ ENV PATH=/opt/coatcheck/bin:$PATH \
     PYTHONUNBUFFERED=1
 # By number, so that Kubernetes can tell that it is not root.
 USER 10001:10001
-EXPOSE 8470 8471 8472 8473 8480
+EXPOSE 8470 8471 8472 8473 8474
 ENTRYPOINT ["coatcheck"]
 CMD ["--help"]

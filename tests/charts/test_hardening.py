@@ -98,6 +98,7 @@ def test_every_secret_exists_before_the_chart(case: str) -> None:
         ({"controlPlane": {"clients": {"existingSecret": ""}}}, "controlPlane.clients.existingSecret"),
         ({"controlPlane": {"database": {"kind": "postgresql"}}}, "controlPlane.database.postgresql.existingSecret"),
         ({"runtime": {"tls": {"existingSecret": ""}}}, "runtime.tls.existingSecret"),
+        ({"runtime": {"settings": {"MODEL": ""}}}, "runtime.settings.MODEL"),
         ({"internalCA": {"existingConfigMap": ""}}, "internalCA.existingConfigMap"),
         ({"internalCA": {"existingSecret": "another"}}, "not both"),
         ({"proxy": {"clientId": "nobody"}}, '"nobody" of kind egress_proxy'),
@@ -192,6 +193,8 @@ def test_listeners_that_other_machines_reach_have_a_certificate() -> None:
     assert {"COATCHECK_CONTROL_PLANE_TLS_CERT_FILE", "COATCHECK_CONTROL_PLANE_TLS_KEY_FILE"} <= set(control_plane)
     assert {"COATCHECK_RUNTIME_TLS_CERT_FILE", "COATCHECK_RUNTIME_TLS_KEY_FILE"} <= set(runtime)
     assert proxy["COATCHECK_PROXY_CONTROL_PLANE_URL"].startswith("https://")
+    assert runtime["COATCHECK_RUNTIME_CONTROL_PLANE_URL"].startswith("https://")
+    assert control_plane["COATCHECK_CONTROL_PLANE_PROXY_BASE_URL"].startswith("https://")
 
 
 def test_an_uninstalled_release_leaves_its_database() -> None:

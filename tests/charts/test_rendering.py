@@ -120,10 +120,11 @@ def test_a_changed_list_of_clients_restarts_the_control_plane() -> None:
     assert annotations(pair) != annotations([*pair, nightly])
 
 
-def test_a_pod_gets_more_time_to_end_than_its_drain_takes() -> None:
-    deployment = of_component(render(case_values("postgresql")), "Deployment", "proxy")
+@pytest.mark.parametrize(("component", "drain_seconds"), [("proxy", 120), ("runtime", 600)])
+def test_a_pod_gets_more_time_to_end_than_its_drain_takes(component: str, drain_seconds: int) -> None:
+    deployment = of_component(render(case_values("postgresql")), "Deployment", component)
 
-    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 120
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_seconds
 
 
 @pytest.mark.parametrize("component", COMPONENTS)

@@ -38,6 +38,9 @@ here would be another one at the next render.
 {{- if not .runtime.tls.existingSecret -}}
   {{- $missing = append $missing "runtime.tls.existingSecret: its serving certificate (tls.crt, tls.key)" -}}
 {{- end -}}
+{{- if not .runtime.settings.MODEL -}}
+  {{- $missing = append $missing "runtime.settings.MODEL: the model that turns are sent to" -}}
+{{- end -}}
 {{- $kinds := dict -}}
 {{- range .controlPlane.clients.registered -}}{{- $_ := set $kinds .id .kind -}}{{- end -}}
 {{- if ne (get $kinds .proxy.clientId) "egress_proxy" -}}
