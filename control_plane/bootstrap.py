@@ -20,14 +20,13 @@ from typing import Final
 
 import structlog
 import uvicorn
-from sqlalchemy.ext.asyncio import AsyncEngine
 from starlette.types import ASGIApp
 
 from control_plane import logs
 from control_plane.access import Access
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.memory.wake import LocalWake
-from control_plane.adapters.sql.engine import open_engine
+from control_plane.adapters.sql.engine import Database, open_database
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.api.admin import AdminApi
@@ -72,15 +71,17 @@ async def running(
     settings: Settings, *, clock: Clock = time.time, entropy: Entropy = os.urandom
 ) -> AsyncIterator[RunningControlPlane]:
     """The control plane, listening for as long as the block runs. Raises what is wrong with the settings."""
+    if not structlog.is_configured():
+        logs.configure_own(settings.log_level)
     with _listening_socket(settings.listen) as listener:
         url = _own_url(settings, listener)
-        engine, wake = open_engine(settings.database_url), LocalWake()
+        database, wake = open_database(settings.database_url), LocalWake()
         try:
-            app = await _assembled(settings, engine, wake, url, clock=clock, entropy=entropy)
+            app = await _assembled(settings, database, wake, url, clock=clock, entropy=entropy)
             async with _serving(_uvicorn_config(app, settings), listener, wake):
                 yield RunningControlPlane(url)
         finally:
-            await engine.dispose()
+            await database.close()
 
 
 async def serve(settings: Settings) -> None:
@@ -97,7 +98,7 @@ async def serve(settings: Settings) -> None:
 
 
 async def _assembled(
-    settings: Settings, engine: AsyncEngine, wake: LocalWake, url: str, *, clock: Clock, entropy: Entropy
+    settings: Settings, database: Database, wake: LocalWake, url: str, *, clock: Clock, entropy: Entropy
 ) -> ASGIApp:
     # (1) What the settings name: the key ring, the administrator, the clients. Files are read once, here.
     custody = Custody(read_kek_files(settings.kek_files), entropy=entropy)
@@ -105,8 +106,8 @@ async def _assembled(
     clients = read_clients_file(settings.clients_file) if settings.clients_file else None
     issuer = settings.issuer_url or url
     # (2) The store, brought up to date.
-    await migrate(engine)
-    store, trail = SqlStore(engine, wake), Trail(clock, entropy)
+    await migrate(database.engine)
+    store, trail = SqlStore(database, wake), Trail(clock, entropy)
     registry = Registry(store, trail, clock=clock, entropy=entropy)
     if clients is not None:
         await registry.reconcile(clients, by=Actor("settings", "start"))

@@ -15,7 +15,16 @@ from control_plane.contract.placeholder import redact
 
 
 def configure(level: str) -> None:
-    """Sets up structlog and the standard library's logging for this process."""
+    """Sets up all logging of this process: ours, and what other libraries say through the standard library."""
+    configure_own(level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Terse())
+    # Below WARNING, the database driver logs every statement with its parameters.
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+def configure_own(level: str) -> None:
+    """Sets up our own logs alone: for a program that runs us inside itself and has not done it."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -24,13 +33,9 @@ def configure(level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),  # looked up late: others replace it
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Terse())
-    # Below WARNING, the database driver logs every statement with its parameters.
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
 class _Terse(logging.Formatter):

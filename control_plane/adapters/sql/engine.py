@@ -1,4 +1,8 @@
-"""The database connection: SQLite in a file, or PostgreSQL.
+"""The database's connections: SQLite in a file, or PostgreSQL.
+
+SQLite is read on the event loop itself and written through the driver's threads. A read finds its pages in memory and
+never waits for a writer (write-ahead log): some tens of microseconds, where going to a thread and back costs a hundred
+for each step of each statement. A write may wait for the disk. `bench/` measures resolve; it is why this is so.
 
 Rule: every transaction is a real one. SQLite begins explicitly (the driver's implicit transactions would let a read see
 two states), writers with BEGIN IMMEDIATE so that they queue instead of failing half-way; PostgreSQL reads at REPEATABLE
@@ -6,41 +10,69 @@ READ, so that an answer and its outbox position are of one moment.
 """
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import event
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 WRITER: Final = "coatcheck_writer"
 """Execution option of a connection that is going to write."""
 
-_BUSY_MILLISECONDS: Final = 10_000
+_WRITER_WAITS_MILLISECONDS: Final = 10_000
+_READER_WAITS_MILLISECONDS: Final = 250
+"""Readers wait only while another process recovers or converts the file; the event loop waits with them."""
 
 
 class UnsupportedDatabaseError(ValueError):
     """The URL is of no database that we run on."""
 
 
-def open_engine(database_url: str) -> AsyncEngine:
-    """An engine. Raises `UnsupportedDatabaseError`; connects only when used."""
+@dataclass(frozen=True, slots=True)
+class Database:
+    """How the database is reached."""
+
+    engine: AsyncEngine
+    reader: Engine | None
+    """SQLite: what reads go through."""
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+        if self.reader is not None:
+            self.reader.dispose()
+
+
+def open_database(database_url: str) -> Database:
+    """Raises `UnsupportedDatabaseError`; connects only when used."""
     url = make_url(database_url)
     match url.drivername:
         case "sqlite+aiosqlite":
             if not url.database or url.database == ":memory:":
                 raise UnsupportedDatabaseError("SQLite needs a file: sqlite+aiosqlite:////path/to/file")
             _make_private_file(Path(url.database))
-            engine = create_async_engine(url, hide_parameters=True, pool_size=8, max_overflow=0)
-            event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-            event.listen(engine.sync_engine, "begin", _begin_sqlite)
-            return engine
+            return _open_sqlite(url)
         case "postgresql+asyncpg":
-            return create_async_engine(
+            engine = create_async_engine(
                 url, hide_parameters=True, pool_pre_ping=True, pool_size=10, connect_args={"timeout": 10}
             )
+            return Database(engine, reader=None)
         case other:
             raise UnsupportedDatabaseError(f"{other} is neither sqlite+aiosqlite nor postgresql+asyncpg")
+
+
+def _open_sqlite(url: URL) -> Database:
+    engine = create_async_engine(url, hide_parameters=True, pool_size=4, max_overflow=0)
+    reader = create_engine(url.set(drivername="sqlite"), hide_parameters=True, pool_size=4, max_overflow=-1)
+    for sync_engine, milliseconds in (
+        (engine.sync_engine, _WRITER_WAITS_MILLISECONDS),
+        (reader, _READER_WAITS_MILLISECONDS),
+    ):
+        event.listen(sync_engine, "connect", _preparing(milliseconds))
+        event.listen(sync_engine, "begin", _begin_sqlite)
+    return Database(engine, reader)
 
 
 def _make_private_file(path: Path) -> None:
@@ -49,18 +81,21 @@ def _make_private_file(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves
-    cursor = connection.cursor()
-    for pragma in (
-        f"busy_timeout={_BUSY_MILLISECONDS}",
-        "journal_mode=WAL",
-        "synchronous=NORMAL",
-        "foreign_keys=ON",
-        "secure_delete=ON",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+def _preparing(busy_milliseconds: int) -> Callable[[Any, Any], None]:
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        cursor = connection.cursor()
+        for pragma in (
+            f"busy_timeout={busy_milliseconds}",
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+            "foreign_keys=ON",
+            "secure_delete=ON",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    return prepare
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -7,7 +7,22 @@ of another tenant before it is written; there is no statement on a tenant's tabl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, delete, exists, func, insert, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Executable,
+    Select,
+    Table,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import IntegrityError
@@ -70,10 +85,21 @@ SESSIONS, TOKENS, KEYS = _table(SessionRow), _table(TokenRow), _table(KeyRow)
 OUTBOX, AUDIT, META = _table(OutboxRow), _table(AuditRow), _table(MetaRow)
 
 
+class OnTheLoop:
+    """A connection whose statements run here and now (see `engine`), with the face of an asynchronous one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.dialect = connection.dialect
+
+    async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
+        return self._connection.execute(statement, parameters)
+
+
 class Transaction:
     """One open transaction and its scope: what every repository speaks through."""
 
-    def __init__(self, connection: AsyncConnection, scope: Scope, *, writes: bool) -> None:
+    def __init__(self, connection: AsyncConnection | OnTheLoop, scope: Scope, *, writes: bool) -> None:
         self._connection = connection
         self._scope = scope
         self._writes = writes

@@ -10,10 +10,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 import structlog
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from control_plane.adapters.sql.engine import WRITER
-from control_plane.adapters.sql.repositories import SqlRecords, Transaction
+from control_plane.adapters.sql.engine import WRITER, Database
+from control_plane.adapters.sql.repositories import OnTheLoop, SqlRecords, Transaction
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.ports import Scope, Wake
 
@@ -21,23 +20,24 @@ _log = structlog.get_logger("control_plane.store")
 
 
 class SqlStore:
-    def __init__(self, engine: AsyncEngine, wake: Wake) -> None:
+    def __init__(self, database: Database, wake: Wake) -> None:
         self._wake = wake
-        self._reader = engine
-        self._writer = engine.execution_options(**{WRITER: True})
-        self._one_writer: AbstractAsyncContextManager[object] = nullcontext()
-        if engine.dialect.name == "postgresql":
-            self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        else:
-            # SQLite has one writer at a time: queueing here costs less than its busy handler's sleeps.
-            self._one_writer = asyncio.Lock()
+        self._sqlite_reader = database.reader
+        self._reader = database.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._writer = database.engine.execution_options(**{WRITER: True})
+        # SQLite has one writer at a time: queueing here costs less than its busy handler's sleeps.
+        self._one_writer: AbstractAsyncContextManager[object] = asyncio.Lock() if database.reader else nullcontext()
 
     @asynccontextmanager
     async def read(self, scope: Scope) -> AsyncIterator[SqlRecords]:
         """One moment of the database, for looking only."""
         with _unavailable_when_away():
-            async with self._reader.connect() as connection, connection.begin():
-                yield SqlRecords(Transaction(connection, scope, writes=False))
+            if self._sqlite_reader is not None:
+                with self._sqlite_reader.connect() as direct, direct.begin():
+                    yield SqlRecords(Transaction(OnTheLoop(direct), scope, writes=False))
+            else:
+                async with self._reader.connect() as connection, connection.begin():
+                    yield SqlRecords(Transaction(connection, scope, writes=False))
 
     @asynccontextmanager
     async def write(self, scope: Scope) -> AsyncIterator[SqlRecords]:
