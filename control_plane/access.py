@@ -14,6 +14,7 @@ from urllib.parse import unquote_plus
 from control_plane.contract.caller import ClientId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
+from control_plane.core.names import is_client_id
 from control_plane.core.records import Client, ClientKind
 from control_plane.ports import CrossTenantReason, PlatformScope, Store
 
@@ -53,7 +54,7 @@ class Access:
         async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
             client = await records.clients.get(client_id)
         expected = client.secret_sha256 if client else _NO_SECRET
-        # RFC 6749 §2.3.1 form-encodes both parts; most clients do not, and for our own secrets it makes no difference.
+        # RFC 6749 §2.3.1 form-encodes the secret; most clients do not, and for the ones made here it is the same.
         candidates = (presented, unquote_plus(presented))
         if client is None or not any(hmac.compare_digest(secret_sha256(text), expected) for text in candidates):
             raise RefusedError(UNAUTHENTICATED)
@@ -88,6 +89,6 @@ def _basic(authorization: str | None) -> tuple[ClientId, str]:
         user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
     except (binascii.Error, ValueError):
         raise RefusedError(UNAUTHENTICATED) from None
-    if not colon or not user or not password:
+    if not colon or not is_client_id(user) or not password:
         raise RefusedError(UNAUTHENTICATED)
-    return ClientId(unquote_plus(user)), password
+    return ClientId(user), password

@@ -155,12 +155,12 @@ async def _assembled(
         wake=wake,
         clock=clock,
     )
-    routers = [
-        WellKnownApi(own_keys, store, issuer).router(),
+    routers = [  # looked through in this order: what requests wait for first
+        internal.router(),
         OAuthApi(access, exchange).router(),
         SessionsApi(access, sessions).router(),
+        WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
-        internal.router(),
     ]
     return build_app(
         routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))

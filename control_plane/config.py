@@ -8,9 +8,9 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX: Final = "COATCHECK_CONTROL_PLANE_"
@@ -67,6 +67,12 @@ class Settings(BaseSettings):
     @classmethod
     def _without_final_slash(cls, value: str | None) -> str | None:
         return value.rstrip("/") if value else value
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file come together")
+        return self
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Settings":

@@ -20,6 +20,7 @@ from control_plane.contract.placeholder import ForgedTokenError, GenuineToken, p
 from control_plane.contract.placeholder import TokenKind as Marker
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import AuditEvent
+from control_plane.core.names import is_object_id
 from control_plane.core.oauth import OAuthErrorCode, OAuthRefusedError, TokenRequest, invalid_request
 from control_plane.core.records import Client, ClientKind, Session, Token
 from control_plane.core.session_token import ExpiredSessionTokenError, InvalidSessionTokenError
@@ -147,6 +148,8 @@ class Exchange:
         return session
 
     async def _joined_session(self, session_id: str, client: Client) -> Session:
+        if not is_object_id(session_id):
+            raise _bad_subject_token(INVALID_SUBJECT_TOKEN)
         async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
             session = await records.sessions.get(SessionId(session_id))
         # Only the client that once held this session's own token may name the session instead.

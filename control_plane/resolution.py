@@ -71,6 +71,9 @@ class Resolution:
         session = await records.sessions.get(caller.session) if caller.session is not None else None
         if caller.session is not None and not _is_of(session, caller, self._clock()):
             return _unauthenticated(RefusalCode.SESSION_NOT_FOUND)
+        client = await records.clients.get(caller.client)
+        if client is None or not client.serves(caller.tenant):
+            return _unauthenticated(RefusalCode.TOKEN_INVALID)
         granted = await records.hot.granted(
             subject=caller.subject,
             roles=session.roles if session else (),

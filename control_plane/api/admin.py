@@ -31,7 +31,7 @@ from control_plane.api.messages import (
 )
 from control_plane.api.oauth import exchange_answer
 from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
-from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, TENANT_ID
+from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, TENANT_ID
 from control_plane.core.presets import PRESETS, preset_to_json
 from control_plane.core.records import ClientKind, TokenKind
 from control_plane.credentials import CredentialChange, CredentialKeeper, NewCredential
@@ -47,10 +47,10 @@ T = TypeVar("T")
 TenantPath = Annotated[str, Path(pattern=TENANT_ID)]
 NamePath = Annotated[str, Path(pattern=CREDENTIAL_NAME)]
 ClientPath = Annotated[str, Path(pattern=CLIENT_ID)]
-IdPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+IdPath = Annotated[str, Path(pattern=OBJECT_ID)]
 AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
-RequestIdQuery = Annotated[str | None, Query(max_length=64)]
+RequestIdQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
 
 _PROBLEM: Final[dict[str, Any]] = {
     "description": "Problem details (RFC 9457)",

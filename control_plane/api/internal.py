@@ -140,7 +140,7 @@ class InternalApi:
 
 def _read(adapter: TypeAdapter[T], raw: bytes) -> T:
     try:
-        return read(adapter, raw)
+        return read(adapter, raw.replace(b"\\u0000", b"\\ufffd"))  # PostgreSQL has no NUL in its texts
     except WireError as error:
         raise RefusedError(Refusal(RefusalCode.MALFORMED_REQUEST, str(error))) from None
 

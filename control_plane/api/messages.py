@@ -19,7 +19,7 @@ from control_plane.contract.destination import (
 )
 from control_plane.contract.placement import InvalidPlacementError, Placement, placement_from_json, placement_to_json
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
-from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, PRINTABLE, TENANT_ID, VARIABLE
+from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
 from control_plane.core.records import Client, Session, TenantAllowRule
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
@@ -88,7 +88,7 @@ ClientName = Annotated[str, StringConstraints(pattern=CLIENT_ID)]
 CredentialName = Annotated[str, StringConstraints(pattern=CREDENTIAL_NAME)]
 Printable = Annotated[str, StringConstraints(pattern=PRINTABLE)]
 Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
-ObjectId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+ObjectId = Annotated[str, StringConstraints(pattern=OBJECT_ID)]
 Method = Annotated[str, BeforeValidator(_method), Field(json_schema_extra={"pattern": "^[A-Z][A-Z-]{0,31}$"})]
 Methods = Annotated[list[Method], Field(min_length=1, max_length=MAX_ITEMS)]
 PathPrefix = Annotated[str, StringConstraints(max_length=1024), BeforeValidator(_path_prefix)]

@@ -14,13 +14,14 @@ from control_plane.api.errors import request_id
 from control_plane.api.messages import SessionIn, SessionOut, SessionTokenOut
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import RefusedError
+from control_plane.core.names import OBJECT_ID
 from control_plane.core.records import Session
 from control_plane.core.session_token import InvalidSessionTokenError
 from control_plane.credentials import invalid_field
 from control_plane.sessions import SESSION_NOT_FOUND, Opening, Sessions, asserting_tenant, asserts_subjects_in
 from control_plane.trail import ADMINISTRATOR, Actor
 
-SessionPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+SessionPath = Annotated[str, Path(pattern=OBJECT_ID)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,21 @@ class UnknownSettingError(ValueError):
 
 def refuse_unknown_settings(environment: Mapping[str, str], *, prefix: str, names: Iterable[str]) -> None:
     """Raises `UnknownSettingError`, with the name that was probably meant. `names` are a component's fields."""
-    known = [prefix + name.upper() for name in names]
+    known = {prefix + name.upper() for name in names}
     others = tuple(other for other in _COMPONENTS if other != prefix)
     for name in sorted(environment):
         if not name.startswith(_OURS) or name.startswith(others) or name in known:
             continue
         if name in _OF_THE_COMMAND_LINE or _is_service_link(name, environment[name]):
             continue
-        close = difflib.get_close_matches(name, known, n=1)
-        raise UnknownSettingError(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
+        raise UnknownSettingError(f"{name} is not a setting{_guess(name, prefix, known)}")
+
+
+def _guess(name: str, prefix: str, known: Iterable[str]) -> str:
+    """What was meant, judged by what follows the prefix: that alone tells settings of one component apart."""
+    own = name.removeprefix(prefix).removeprefix(_OURS)
+    close = difflib.get_close_matches(own, sorted(other.removeprefix(prefix) for other in known), n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _is_service_link(name: str, value: str) -> bool:

@@ -11,13 +11,34 @@ from control_plane.contract.placeholder import redact
 from control_plane.contract.wire import AuditEvent
 
 MAX_TEXT: Final = 256
-_TEXTS: Final = ("subject", "detail", "hint", "method", "scheme", "host", "path", "listener", "proxy", "credential")
+_LIMITS: Final = {
+    "event_id": 64,
+    "request_id": 64,
+    "action": 32,
+    "tenant": 64,
+    "client": 64,
+    "session": 64,
+    "placeholder_id": 64,
+    "method": 32,
+    "scheme": 16,
+    "path": MAX_TEXT,
+    "subject": MAX_TEXT,
+    "credential": MAX_TEXT,
+    "host": MAX_TEXT,
+    "detail": MAX_TEXT,
+    "hint": MAX_TEXT,
+    "listener": MAX_TEXT,
+    "proxy": MAX_TEXT,
+}
+_CONTROLS: Final = dict.fromkeys((*range(32), 127), "�")
 
 
 def cleaned(event: AuditEvent) -> AuditEvent:
     """The event as it may be stored."""
-    texts: dict[str, Any] = {name: _clean(getattr(event, name)) for name in _TEXTS if getattr(event, name) is not None}
-    extra = {_clean(name): _clean(value) for name, value in list(event.extra.items())[:16]}
+    texts: dict[str, Any] = {
+        name: _clean(text)[:limit] for name, limit in _LIMITS.items() if (text := getattr(event, name)) is not None
+    }
+    extra = {_clean(name)[:64]: _clean(value)[:MAX_TEXT] for name, value in list(event.extra.items())[:16]}
     return replace(event, **texts, extra=extra)
 
 
@@ -40,7 +61,8 @@ def gap(*, event_id: str, at: float, request_id: str, proxy: str, dropped: int) 
 
 
 def _clean(text: str) -> str:
-    return redact(text.split("?", 1)[0] if text.startswith("/") else text)[:MAX_TEXT]
+    path_alone = text.split("?", 1)[0] if text.startswith("/") else text
+    return redact(path_alone).translate(_CONTROLS)
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,8 @@ from control_plane.contract.placeholder import BASE62
 CREDENTIAL_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 TENANT_ID: Final = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
 CLIENT_ID: Final = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
-OBJECT_ID: Final = r"^[a-z]{2,4}_[0-9A-Za-z]{16,40}$"
+OBJECT_ID: Final = r"^[0-9A-Za-z_]{1,64}$"
+"""Ids that were made here, such as `ses_…` and `req_…`."""
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]{1,255}$"
 """Subjects and roles: an identity provider's own strings, without control characters."""
 VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
@@ -29,8 +30,12 @@ def new_id(kind: str, entropy: bytes) -> str:
     return f"{kind}_{''.join(digits)}"
 
 
-def is_credential_name(text: str) -> bool:
-    return re.fullmatch(CREDENTIAL_NAME, text) is not None
+def is_object_id(text: str) -> bool:
+    return re.fullmatch(OBJECT_ID, text) is not None
+
+
+def is_client_id(text: str) -> bool:
+    return re.fullmatch(CLIENT_ID, text) is not None
 
 
 def default_variable(credential_name: str) -> str:
