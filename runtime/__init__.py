@@ -12,7 +12,7 @@ A turn walks through these files in this order:
 | `adapters/memory`         | placeholders and conversations, in this process and nowhere else                        |
 | `adapters/models`         | the call to the model, through the egress proxy                                         |
 
-Beside them: `core/turn` (what a turn is made of), `ports`, `config`, `bootstrap` (the wiring, by hand).
+Beside them: `core/turn` (what a turn is made of), `ports`, `config`, `logs`, `bootstrap` (the wiring, by hand).
 
 What this release holds: synchronous turns, answered as JSON, by one model behind the Messages interface. A conversation
 lives in the process that holds it and ends with it or with its session; there are no durable sessions, no runs in the

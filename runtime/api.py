@@ -77,6 +77,7 @@ def make_app(parts: Parts) -> ASGIApp:
     app.state.parts = parts
     app.add_exception_handler(RefusedError, _answer_refusal)
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_unexpected)
     app.add_api_route("/v1/turn", turn, methods=["POST"], response_model=TurnAnswer, openapi_extra=_TURN_OPENAPI)
     app.add_api_route("/healthz", healthz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
@@ -176,6 +177,15 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     return answer
 
 
+async def _answer_unexpected(request: Request, error: Exception) -> Response:
+    """What nobody expected: `internal_error`, and its type and place in the log. Its message may hold a value."""
+    request_id, frames = request.scope["coatcheck.request_id"], traceback.extract_tb(error.__traceback__)
+    at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    log.error("internal_error", request_id=request_id, error=type(error).__name__, at=at)
+    refusal = Refusal(RefusalCode.INTERNAL_ERROR, "the runtime failed", "its log has more under this request id")
+    return refusal_response(refusal, request_id=request_id)
+
+
 def refusal_response(refusal: Refusal, *, request_id: str) -> Response:
     """The refusal as this edge answers it."""
     log.info("refused", code=refusal.code.value, request_id=request_id)
@@ -190,7 +200,7 @@ def refusal_response(refusal: Refusal, *, request_id: str) -> Response:
 
 
 class _OutermostBorder:
-    """Gives every request an id, and answers `internal_error` to what nobody expected."""
+    """Gives every request an id, and lets no exception out: it was answered, or the connection ends."""
 
     def __init__(self, app: ASGIApp, new_request_id: Callable[[], str]) -> None:
         self._app = app
@@ -201,29 +211,20 @@ class _OutermostBorder:
             await self._app(scope, receive, send)
             return
         request_id = scope["coatcheck.request_id"] = self._new_request_id()
-        begun = False
+        answered = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal begun
+            nonlocal answered
             if message["type"] == "http.response.start":
-                begun = True
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
+            answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # the border: fail closed, and say nothing of what was in the exception
-            log.error("internal_error", request_id=request_id, **_where(error))  # noqa: TRY400 - no message, no values
-            if begun:
+        except Exception:  # already answered by `_answer_unexpected`; half an answer must not look like a whole one
+            if not answered:
                 raise ConnectionAbortedError from None
-            refusal = Refusal(RefusalCode.INTERNAL_ERROR, detail="something went wrong here", hint="see the log")
-            await refusal_response(refusal, request_id=request_id)(scope, receive, send_with_id)
-
-
-def _where(error: Exception) -> dict[str, str]:
-    """An exception's type and place. Its message may hold a value, so it stays out of the log."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return {"error": type(error).__name__, "at": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""}
 
 
 _PROBLEM: Final[dict[str, Any]] = {"description": "A refusal", "content": {PROBLEM_JSON: {}}}

@@ -1,12 +1,10 @@
 """The wiring, by hand: settings in, a serving runtime out."""
 
 import asyncio
-import logging
 import secrets
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -19,6 +17,7 @@ import uvicorn
 
 from control_plane.contract.caller import ClientId
 from control_plane.contract.secret import Secret
+from runtime import logs
 from runtime.adapters.control_plane import Exchange, SessionTokens
 from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
 from runtime.adapters.models import MessagesModel
@@ -77,7 +76,7 @@ async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
 
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
-    configure_logging(settings.log_level)
+    logs.configure(settings.log_level)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -85,22 +84,6 @@ async def serve(settings: Settings) -> None:
         log.info("listening", port=runtime.port, url=runtime.url)
         await stop.wait()
         log.info("draining", seconds=settings.drain_grace_seconds)
-
-
-def configure_logging(level: str) -> None:
-    """One JSON line an event, on standard error."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    # Whole URLs and headers are what these log at their lower levels.
-    for name in ("httpx", "httpcore", "asyncio", "uvicorn"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _parts(

@@ -221,17 +221,27 @@ def _refused_exchange(response: httpx.Response, answer: Mapping[str, Any]) -> Re
         code = RefusalCode(str(answer.get("code")))
     except ValueError:
         code = RefusalCode.CREDENTIAL_UNAVAILABLE
-    if code not in PASSED_ON:
+    if code not in PASSED_ON or response.status_code == httpx.codes.UNAUTHORIZED:  # 401: it is us who are not known
         return _unavailable("the control plane does not serve this runtime")
     retry_after = response.headers.get("retry-after", "")
     return RefusedError(
         Refusal(
             code,
             detail="the control plane gave no placeholder for the model's credential",
-            hint="see that the credential exists and is granted to this subject",
+            hint=_hint(code),
             retry_after_seconds=int(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
         )
     )
+
+
+def _hint(code: RefusalCode) -> str:
+    match code:
+        case RefusalCode.TOKEN_INVALID | RefusalCode.TOKEN_EXPIRED | RefusalCode.SESSION_NOT_FOUND:
+            return "ask the control plane for a fresh token, or open a session there"
+        case RefusalCode.CREDENTIAL_NOT_FOUND | RefusalCode.CREDENTIAL_AMBIGUOUS:
+            return "see that one credential of this name exists and is granted to this subject"
+        case _:
+            return "try again shortly; the control plane's log and audit trail tell more"
 
 
 def _json_object(response: httpx.Response) -> Mapping[str, Any]:
