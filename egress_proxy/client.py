@@ -15,7 +15,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import structlog
 
@@ -125,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
     # --- what the transport calls -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._transport = transport
         self._out = transport

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from control_plane.contract.destination import Endpoint
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
@@ -142,7 +142,7 @@ class UpstreamConnection(asyncio.Protocol):
     # --- what the transport calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._transport = transport
         self._lower = transport
