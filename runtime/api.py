@@ -81,6 +81,7 @@ def make_app(parts: Parts) -> ASGIApp:
     app.add_api_route("/v1/turn", turn, methods=["POST"], response_model=TurnAnswer, openapi_extra=_TURN_OPENAPI)
     app.add_api_route("/healthz", healthz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
+    app.openapi().setdefault("components", {})["securitySchemes"] = {"session_token": _SESSION_TOKEN}
     return _OutermostBorder(app, parts.new_request_id)
 
 
@@ -228,6 +229,7 @@ class _OutermostBorder:
 
 
 _PROBLEM: Final[dict[str, Any]] = {"description": "A refusal", "content": {PROBLEM_JSON: {}}}
+_SESSION_TOKEN: Final = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
 _TURN_OPENAPI: Final[dict[str, Any]] = {
     "security": [{"session_token": []}],
     "requestBody": {"required": True, "content": {"application/json": {"schema": TurnBody.model_json_schema()}}},

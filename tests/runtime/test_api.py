@@ -251,8 +251,10 @@ async def test_readiness_is_the_worlds_and_health_is_our_own(world: World, clien
 
 
 async def test_the_description_of_the_interface_has_the_turns_body(client: httpx.AsyncClient) -> None:
-    described = (await client.get("/openapi.json")).json()["paths"]["/v1/turn"]["post"]
+    whole = (await client.get("/openapi.json")).json()
+    described = whole["paths"]["/v1/turn"]["post"]
 
+    assert [list(needed) for needed in described["security"]] == [list(whole["components"]["securitySchemes"])]
     schema = described["requestBody"]["content"]["application/json"]["schema"]
     assert set(schema["properties"]) == {"input", "session_id"}
     assert {"200", "400", "401", "503"} <= set(described["responses"])

@@ -1,0 +1,77 @@
+"""A runtime wired from settings alone: alive before its control plane is, and closed until then."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from control_plane.contract.secret import UnusableSecretError
+from runtime.bootstrap import running
+from runtime.config import Settings
+from tests.runtime.keys import SigningKey, token
+from tests.support.processes import free_port, private_file
+from tests.support.upstream import Upstream
+
+
+def settings(folder: Path, control_plane_url: str, *, secret: str = "client-secret\n") -> Settings:
+    return Settings(
+        listen=("127.0.0.1", 0),
+        control_plane_url=control_plane_url,
+        client_id="runtime-1",
+        client_secret_file=private_file(folder / "secret", secret),
+        model="coat-1",
+    )
+
+
+async def test_without_its_control_plane_a_runtime_is_alive_not_ready_and_does_nothing(tmp_path: Path) -> None:
+    async with (
+        running(settings(tmp_path, f"http://127.0.0.1:{free_port()}")) as runtime,
+        httpx.AsyncClient(base_url=runtime.url, trust_env=False) as client,
+    ):
+        health, ready = await client.get("/healthz"), await client.get("/readyz")
+        bearer = {"authorization": f"Bearer {token(SigningKey())}"}
+        turn = await client.post("/v1/turn", json={"input": "x"}, headers=bearer)
+
+    assert (health.status_code, ready.status_code) == (200, 503)
+    assert (turn.status_code, turn.json()["code"]) == (503, "credential_unavailable")
+    assert turn.headers["retry-after"] == "2"
+
+
+async def test_environment_proxies_are_not_used_for_our_own_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Upstream(None) as trap, Upstream(None) as control_plane:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{trap.port}")
+        async with (
+            running(settings(tmp_path, f"http://127.0.0.1:{control_plane.port}")) as runtime,
+            httpx.AsyncClient(base_url=runtime.url, trust_env=False) as client,
+        ):
+            await client.get("/readyz")
+
+        assert (trap.accepted, control_plane.accepted) == (0, 1)
+
+
+async def test_a_port_that_is_taken_stops_the_start(tmp_path: Path) -> None:
+    with Upstream(None) as other:
+        taken = settings(tmp_path, "http://127.0.0.1:9").model_copy(update={"listen": ("127.0.0.1", other.port)})
+
+        with pytest.raises(OSError, match="in use"):
+            async with running(taken):
+                pass
+
+
+async def test_an_empty_client_secret_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UnusableSecretError):
+        async with running(settings(tmp_path, "http://127.0.0.1:9", secret="\n")):
+            pass
+
+
+async def test_a_missing_certificate_stops_the_start(tmp_path: Path) -> None:
+    odd = settings(tmp_path, "http://127.0.0.1:9").model_copy(
+        update={"tls_cert_file": tmp_path / "none.pem", "tls_key_file": tmp_path / "none.key"}
+    )
+
+    with pytest.raises(FileNotFoundError):
+        async with running(odd):
+            pass
