@@ -45,7 +45,7 @@ def list_(context: typer.Context) -> None:
     with control_plane_of(context) as control_plane:
         rules = control_plane.allow_rules()
     if invocation(context).as_json:
-        show_json({"items": rules})
+        show_json(rules)
         return
     show_table(
         ["ID", "HOST", "METHODS", "PRIVATE", "FOR"],

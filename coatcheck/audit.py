@@ -41,7 +41,7 @@ def tail(
         newest = list(events(control_plane, after=max(0, last - lines))) if lines else []
         if not follow:
             if as_json:
-                show_json({"items": newest})
+                show_json(newest)
             else:
                 show_table(_COLUMNS, map(_row, newest), nothing="the trail is empty")
             return

@@ -1,7 +1,9 @@
 """`coatcheck credential …`: store, look at, rotate and delete credentials. Their secrets go in and never come out."""
 
+import difflib
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,6 +12,7 @@ from coatcheck.secret_input import read_secret
 from coatcheck.stack import control_plane_of
 from coatcheck.state import SUBJECT
 from coatcheck.terminal import (
+    CommandError,
     WrongUsageError,
     done,
     invocation,
@@ -19,6 +22,7 @@ from coatcheck.terminal import (
     show_json,
     show_table,
 )
+from control_plane.contract.destination import InvalidDestinationError, destination_to_json, parse_destination
 from control_plane.contract.placement import (
     BEARER,
     SECRET_FIELD,
@@ -30,6 +34,8 @@ from control_plane.contract.placement import (
     placement_from_json,
     placement_to_json,
 )
+
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 app = typer.Typer(help="Store, rotate, delete. Secrets go in and never out.", no_args_is_help=True)
 
@@ -71,11 +77,13 @@ def add(
         raise WrongUsageError("a credential needs a place to go; give --destination https://host, or --preset P")
     if allow_private and not destination:
         raise WrongUsageError("--allow-private is for the destinations you name; give --destination too")
+    if not _NAME.fullmatch(name):
+        raise WrongUsageError(f"'{name}' is no credential name; use up to 40 lower-case letters, digits and hyphens")
     fields: dict[str, Any] = {"name": name}
     if preset is not None:
         fields["preset"] = preset
     if destination:
-        fields["destinations"] = [{"url": url, "allow_private": allow_private} for url in destination]
+        fields["destinations"] = [_destination(url, allow_private=allow_private) for url in destination]
     placements = [*map(_header, header or []), *map(_basic, basic or []), *map(_query, query or [])]
     if placements or preset is None:
         fields["placements"] = [placement_to_json(placement) for placement in placements or [BEARER]]
@@ -84,6 +92,8 @@ def add(
     if required:
         fields["credential_required"] = True
     with control_plane_of(context) as control_plane:
+        if preset is not None:
+            _require_preset(preset, [str(each["id"]) for each in control_plane.presets()])
         secret = read_secret(secret_file, credential=name)
         credential = control_plane.add_credential(fields, secret)
         grant = control_plane.add_grant({"credential": name, "subject": SUBJECT})
@@ -102,7 +112,7 @@ def list_(context: typer.Context) -> None:
     with control_plane_of(context) as control_plane:
         credentials = control_plane.credentials()
     if invocation(context).as_json:
-        show_json({"items": credentials})
+        show_json(credentials)
         return
     show_table(
         ["NAME", "DESTINATIONS", "PLACED IN", "VARIABLES", "VERSION", "UPDATED"],
@@ -167,7 +177,7 @@ def presets(context: typer.Context) -> None:
     with control_plane_of(context) as control_plane:
         items = control_plane.presets()
     if invocation(context).as_json:
-        show_json({"items": items})
+        show_json(items)
         return
     show_table(
         ["PRESET", "PROVIDER", "DESTINATIONS", "VARIABLES"],
@@ -228,6 +238,20 @@ def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
         ("created", local_time(credential["created_at"])),
         ("updated", local_time(credential["updated_at"])),
     ]
+
+
+def _destination(url: str, *, allow_private: bool) -> Json:
+    try:
+        return destination_to_json(parse_destination(url, allow_private=allow_private))
+    except InvalidDestinationError as error:
+        raise WrongUsageError(f"--destination {url}: {error}") from None
+
+
+def _require_preset(preset: str, known: list[str]) -> None:
+    if preset not in known:
+        close = difflib.get_close_matches(preset, known, n=1)
+        todo = f"did you mean '{close[0]}'?" if close else "see 'coatcheck credential presets'"
+        raise CommandError(f"there is no preset '{preset}'", todo)
 
 
 def _header(text: str) -> Placement:

@@ -34,6 +34,7 @@ from control_plane.contract.destination import parse_destination
 _KEK = re.compile(r"[0-9a-fA-F]{64}")
 _SOON_DAYS: Final = 30
 _DIAL_SECONDS: Final = 5.0
+_SHOWN: Final = 4
 
 
 class Health(StrEnum):
@@ -66,7 +67,7 @@ def doctor(
         if not invoked.as_json:
             _show(check)
     if invoked.as_json:
-        show_json({"items": [asdict(check) for check in checks]})
+        show_json([asdict(check) for check in checks])
     failed = [check.link for check in checks if check.health is Health.FAILED]
     if failed:
         raise CommandError(f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)})", "see above")
@@ -276,8 +277,10 @@ def _bubblewrap(state: StateFolder) -> Check:
 
 
 def _system_roots() -> Check:
-    roots = system_roots()[0]
-    if "certifi" in str(roots):
+    import certifi
+
+    roots = system_roots()
+    if roots == Path(certifi.where()):
         todo = "install ca-certificates, so that updates of the system reach CMD"
         return Check("system roots", Health.WARNING, f"this machine has none; using {roots}", todo)
     return Check("system roots", Health.OK, str(roots))
@@ -288,7 +291,9 @@ def _shell() -> Iterator[Check]:
         name for name in (*PROXY_VARIABLES, "ALL_PROXY", "all_proxy", *CA_FILE_VARIABLES) if os.environ.get(name)
     ]
     if taken_out:
-        yield Check("shell", Health.OK, f"sets {', '.join(taken_out)}; 'coatcheck run' gives CMD its own instead")
+        more = f" and {len(taken_out) - _SHOWN} more" if len(taken_out) > _SHOWN else ""
+        found = f"sets {', '.join(taken_out[:_SHOWN])}{more}; 'coatcheck run' gives CMD its own instead"
+        yield Check("shell", Health.OK, found)
     settings = [name for name in os.environ if name.startswith("COATCHECK_")]
     if settings:
         todo = "unset them, unless they are meant for 'coatcheck up' and 'coatcheck serve'"

@@ -42,7 +42,7 @@ def why(
             f"the trail has no request {request_id}", "check the id; it takes about a second until an event arrives"
         )
     if invocation(context).as_json:
-        show_json({"items": [{**event, "explanation": _explanation_to_json(event)} for event in found]})
+        show_json([{**event, "explanation": _explanation_to_json(event)} for event in found])
         return
     for event in found:
         show_fields(_fields(event))

@@ -51,7 +51,7 @@ def list_(context: typer.Context) -> None:
     with control_plane_of(context) as control_plane:
         grants = control_plane.grants()
     if invocation(context).as_json:
-        show_json({"items": grants})
+        show_json(grants)
         return
     show_table(
         ["ID", "CREDENTIAL", "FOR", "CLIENT", "METHODS", "PATHS", "UNTIL"],

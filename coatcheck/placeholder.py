@@ -19,7 +19,7 @@ def list_(context: typer.Context) -> None:
     with control_plane_of(context) as control_plane:
         placeholders = control_plane.placeholders()
     if invocation(context).as_json:
-        show_json({"items": placeholders})
+        show_json(placeholders)
         return
     now = time.time()
     show_table(

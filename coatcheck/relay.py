@@ -98,19 +98,32 @@ class _End(asyncio.Protocol):
 
 
 class _FromClient(_End):
-    """What CMD opened. It is read only once its way to the proxy is open."""
+    """What CMD opened. What it says before its way to the proxy is open is kept for then."""
 
     def __init__(self, way: Way) -> None:
         super().__init__()
         self._way = way
+        self._early = bytearray()
+        self._ended_early = False
         self._opening: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert self.transport is not None
-        self.transport.pause_reading()
         self._way.connections.add(self)
         self._opening = asyncio.get_running_loop().create_task(self._open())
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer is not None:
+            super().data_received(data)
+            return
+        self._early += data
+        assert self.transport is not None
+        # Not earlier: uvloop begins to read after connection_made, whatever was said in there.
+        self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._ended_early = self.peer is None
+        return super().eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._way.connections.discard(self)
@@ -136,9 +149,13 @@ class _FromClient(_End):
             proxy_side.end(reset=False)
             self.end(reset=False)
             return
-        proxy_side.transport.write(preamble(credential))
         self.peer, proxy_side.peer = proxy_side, self
-        self.transport.resume_reading()
+        proxy_side.transport.write(preamble(credential) + bytes(self._early))
+        if self._ended_early:
+            proxy_side.transport.write_eof()
+        if self._early:
+            self._early.clear()
+            self.transport.resume_reading()
 
 
 def _reset(transport: asyncio.Transport) -> None:

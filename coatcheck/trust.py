@@ -4,12 +4,17 @@ Rule: never our CA alone. A variable such as `SSL_CERT_FILE` replaces a client's
 ones would break every host that the proxy does not intercept.
 """
 
+import contextlib
 import os
 import re
 import ssl
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 TRUST_STORE_PASSWORD: Final = "changeit"  # Java's own default: the store holds public certificates only
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -23,7 +28,7 @@ _USUAL_PLACES: Final = (
 
 def bundle(ca_certificate: Path, environment: Mapping[str, str]) -> str:
     """System roots, what the shell's own `SSL_CERT_FILE` adds to them, and our CA: PEM, each certificate once."""
-    files = [*system_roots(), *_existing([environment.get("SSL_CERT_FILE", "")]), ca_certificate]
+    files = [system_roots(), *_existing([environment.get("SSL_CERT_FILE", "")]), ca_certificate]
     found: dict[str, None] = {}
     for file in files:
         for certificate in _CERTIFICATE.findall(file.read_text(encoding="latin-1")):
@@ -31,30 +36,36 @@ def bundle(ca_certificate: Path, environment: Mapping[str, str]) -> str:
     return "".join(f"{certificate}\n" for certificate in found)
 
 
-def system_roots() -> list[Path]:
+def system_roots() -> Path:
     """The machine's own bundle; where it has none, the one that certifi carries."""
     import certifi
 
     compiled_in = ssl.get_default_verify_paths().openssl_cafile
     found = _existing([*_USUAL_PLACES, compiled_in])
-    return [found[0] if found else Path(certifi.where())]
+    return found[0] if found else Path(certifi.where())
 
 
 def java_trust_store(pem_bundle: str) -> bytes:
     """The same certificates as Java wants them (PKCS #12)."""
     # Slow to import, and wanted only where there is a Java.
-    from cryptography import x509
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
     from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12Certificate, serialize_java_truststore
 
-    certificates = []
-    for number, pem in enumerate(_CERTIFICATE.findall(pem_bundle)):
-        try:
-            certificate = x509.load_pem_x509_certificate(pem.encode("ascii"))
-        except ValueError:  # one that only OpenSSL puts up with
-            continue
-        certificates.append(PKCS12Certificate(certificate, f"ca{number}".encode()))
+    certificates = [
+        PKCS12Certificate(certificate, f"ca{number}".encode())
+        for number, certificate in enumerate(_readable(_CERTIFICATE.findall(pem_bundle)))
+    ]
     return serialize_java_truststore(certificates, BestAvailableEncryption(TRUST_STORE_PASSWORD.encode()))
+
+
+def _readable(pems: Iterable[str]) -> Iterator["Certificate"]:
+    """Without those that only OpenSSL puts up with."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    with warnings.catch_warnings(action="ignore"):  # old roots bend the rules, and are still in use
+        for pem in pems:
+            with contextlib.suppress(ValueError):
+                yield load_pem_x509_certificate(pem.encode("ascii"))
 
 
 def _existing(files: Iterable[str]) -> list[Path]:

@@ -50,7 +50,7 @@ ClientPath = Annotated[str, Path(pattern=CLIENT_ID)]
 IdPath = Annotated[str, Path(pattern=OBJECT_ID)]
 AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
-RequestIdQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
+RequestIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # a proxy's ids have a hyphen
 
 _PROBLEM: Final[dict[str, Any]] = {
     "description": "Problem details (RFC 9457)",
