@@ -109,6 +109,5 @@ def assert_the_upstream_saw_only_the_key(upstream: Upstream, secret: str) -> Non
 
 
 def assert_the_push_arrived(folder: Path, ran: Ran) -> None:
-    packed = [path for path in (folder / "repositories").rglob("*") if path.is_file() and path.name == "main"]
-    assert packed, ran.output
-    assert (folder / "home" / "work" / ".git" / "refs" / "heads" / "main").read_text() == packed[0].read_text()
+    pushed = (folder / "repositories" / "coats.git" / "refs" / "heads" / "main").read_text()
+    assert (folder / "home" / "work" / ".git" / "refs" / "heads" / "main").read_text() == pushed, ran.output

@@ -22,7 +22,7 @@ def test_a_program_sees_its_placeholder_and_nothing_else_of_ours(
         admin_token = (stack.home / "admin-token").read_text().strip()
 
         seen = stack.coatcheck("run", "--", "sh", "-c", "env; curl -sS -H \"Authorization: Bearer $WEATHER_API_KEY\" "
-                               f"{upstream.url}/today", SOME_SHELL_KEY=secret)  # fmt: skip
+                               f"{upstream.url}/today", WEATHER_API_KEY=secret)  # fmt: skip
 
     output = seen.stdout + seen.stderr
     placeholder = next(line for line in output.splitlines() if line.startswith("WEATHER_API_KEY=")).partition("=")[2]

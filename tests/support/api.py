@@ -128,8 +128,10 @@ class ControlPlaneApi:
     def exchange(self, client: RuntimeClient, *, session_token: str, audience: str) -> Ticket:
         return ticket(self.token(client, subject_token=session_token, subject_token_type=JWT, audience=audience))
 
-    def renew(self, client: RuntimeClient, placeholder: str) -> Ticket:
-        return ticket(self.token(client, subject_token=placeholder, subject_token_type=PLACEHOLDER))
+    def renew(self, client: RuntimeClient, held: Ticket) -> Ticket:
+        """In place: the same strings, for longer."""
+        form = {"subject_token": held.placeholder, "proxy_credential": held.proxy_credential}
+        return ticket(self.token(client, subject_token_type=PLACEHOLDER, **form))
 
     def revoke(self, client: RuntimeClient, placeholder: str) -> int:
         return self._plain.post(

@@ -18,6 +18,7 @@ from typing import Final
 import pytest
 
 PROGRAMS: Final = Path(__file__).parents[1] / "e2e" / "programs"
+SYSTEM_ROOTS: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 CLIENT_SECONDS: Final = 60.0
 
 
@@ -194,13 +195,21 @@ def _installed(name: str) -> str:
 def _preload(folder: Path) -> Path:
     """The preload beside a `node_modules` that has undici, where Node looks for it. Raises when npm cannot get it."""
     shutil.copy(PROGRAMS / "proxy_preload.mjs", folder)
-    npm = _installed("npm")
-    done = subprocess.run(
-        [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), "undici@6"],
-        cwd=folder, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise MissingClientError("undici (from npm)", from_pip=False)
+    install = [_installed("npm"), "install", "--silent", "--no-audit", "--no-fund", "--fetch-retries=0", "undici@6"]
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    if SYSTEM_ROOTS.exists():  # Node does not look at the system's roots by itself
+        environment["NODE_EXTRA_CA_CERTS"] = str(SYSTEM_ROOTS)
+    try:
+        subprocess.run(
+            [*install, "--prefix", str(folder)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            timeout=20,
+            check=True,
+        )
+    except subprocess.SubprocessError:
+        raise MissingClientError("undici (from npm)", from_pip=False) from None
     return folder / "proxy_preload.mjs"
 
 
