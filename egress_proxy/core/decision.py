@@ -33,7 +33,7 @@ from control_plane.contract.placeholder import (
 )
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import Ask, AskCaller, AskPlaceholder, AskPolicy, Binding, Policy, Refused, Route
-from egress_proxy.core.fields import Mark, Slot, decode_basic
+from egress_proxy.core.fields import Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
 from egress_proxy.core.substitution import REFERRERS, FoundMark, Swap, find_marks, names_host, placement_of
 from egress_proxy.core.view import CacheView, Resolved
@@ -230,6 +230,8 @@ def audited_path(target: bytes) -> str:
     if b"://" in path[:8]:
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
     text = redact(path.decode("latin-1")) if has_marker(path) else path.decode("latin-1")
+    if any(mark.slot is Slot.HIDDEN for mark in target_marks(path)):
+        return "/{placeholder}"  # encoded, so that where it begins and ends cannot be shown
     return text if len(text) <= MAX_AUDITED_PATH_BYTES else text[: MAX_AUDITED_PATH_BYTES - 1] + "…"
 
 
@@ -295,7 +297,10 @@ def _forward_endpoint(head: RequestHead, connection: Connection) -> Endpoint:
 
 def _authority(text: bytes, *, default_port: int | None) -> tuple[str, int]:
     try:
-        host, port = split_authority(text.decode("latin-1"), default_port=default_port or 0)
+        # Names beyond ASCII come as IDNA on the wire (RFC 9110 §4.2.3); other bytes are read differently by everyone.
+        host, port = split_authority(text.decode("ascii"), default_port=default_port or 0)
+    except UnicodeDecodeError:
+        _refuse(RefusalCode.MALFORMED_REQUEST, "The host is not usable: a host is letters, digits, hyphens and dots.")
     except InvalidDestinationError as error:
         _refuse(RefusalCode.MALFORMED_REQUEST, f"The host is not usable: {error}.")
     if port == 0:

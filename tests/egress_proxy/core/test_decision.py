@@ -550,6 +550,7 @@ def test_a_query_parameter_given_twice_is_refused(world: World) -> None:
         ("GET / HTTP/1.1", "user@api.test", "malformed_request"),
         ("GET / HTTP/1.1", "api.test:", "malformed_request"),
         ("GET / HTTP/1.1", "api.test, evil.test", "malformed_request"),
+        ("GET / HTTP/1.1", "api.test\xe9", "malformed_request"),
         ("GET https://api.test/ HTTP/1.1", "api.test", "malformed_request"),
         ("GET http://evil.test/ HTTP/1.1", "api.test", "malformed_request"),
     ],
@@ -632,16 +633,19 @@ def test_a_path_credential_is_refused_where_the_listener_takes_none(world: World
     assert code(decision) == "token_required"
 
 
-def test_refusals_never_quote_the_request(world: World) -> None:
+@pytest.mark.parametrize(
+    "encode, shown", [(str, "/p/{placeholder}"), (_percent, "/{placeholder}"), (_b64, "/{placeholder}")]
+)
+def test_refusals_never_quote_the_request(world: World, encode: Callable[[str], str], shown: str) -> None:
     placeholder = world.credential(ALICE, URL)
     connection = tunnel_to(URL, world.proxy_credential(ALICE))
-    raw = head_of(f"GET /p/{placeholder}?q={placeholder} HTTP/1.1")
+    raw = head_of(f"GET /p/{encode(placeholder)}?q={placeholder} HTTP/1.1")
 
     decision = ask(raw, connection, world)
 
     assert isinstance(decision, Refuse)
-    assert not has_marker(repr(decision).encode())
-    assert decision.path == "/p/{placeholder}"
+    assert not any(has_marker(view) for view in (repr(decision).encode(), *_decodings(repr(decision).encode())))
+    assert decision.path == shown
 
 
 # --- properties ------------------------------------------------------------------------------------------------------
