@@ -20,7 +20,7 @@ from coatcheck.explain import why
 from coatcheck.run import run
 from coatcheck.secret_input import NEVER_AN_ARGUMENT, OPTIONS_PEOPLE_TRY
 from coatcheck.stack import down, status, up
-from coatcheck.terminal import CommandError, Invocation, complain
+from coatcheck.terminal import DEFAULT_HOME, CommandError, Invocation, complain
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 READER_GONE: Final = 141  # 128 + SIGPIPE
@@ -39,9 +39,9 @@ app = typer.Typer(
 @app.callback()
 def options(
     context: typer.Context,
-    home: Annotated[Path, typer.Option(metavar="DIR", envvar="COATCHECK_HOME", help="The state folder.")] = Path(
-        "~/.coatcheck"
-    ),
+    home: Annotated[
+        Path, typer.Option(metavar="DIR", envvar="COATCHECK_HOME", help="The state folder.")
+    ] = DEFAULT_HOME,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON.")] = False,
 ) -> None:
     context.obj = Invocation(Path(os.path.abspath(home.expanduser())), as_json)  # noqa: PTH100 - keeps symbolic links

@@ -52,7 +52,7 @@ def add(
     name: Name,
     preset: Annotated[str | None, typer.Option(help="A provider we know (see 'credential presets').")] = None,
     destination: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="https://host[:port][/prefix]. Repeatable.")
+        list[str] | None, typer.Option(metavar="URL", help=r"https://host\[:port]\[/prefix]. Repeatable.")
     ] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="'Name: format'", help="Such as 'X-Api-Key: {secret}'. Repeatable.")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,14 +36,18 @@ from control_plane.contract.placeholder import TokenKind
 NAME: Final = "demo-api"
 THIEF: Final = "mallory"
 _HTTP_SECONDS: Final = 10.0
+_COMMAND_SECONDS: Final = 60.0
 _TRAIL_SECONDS: Final = 5.0
-_CHILD: Final = (
-    "import os,urllib.request as u;"
-    "h={'Authorization':'Bearer '+os.environ['DEMO_API_API_KEY']};"
-    "r=u.Request(os.environ['UPSTREAM']+'/v1/models',headers=h);"
-    "print(u.urlopen(r,timeout=10).status);"
-    "print(open('/proc/self/environ','rb').read().hex())"
+_AGENT: Final = '''\
+"""A program that knows nothing of Coatcheck: it reads its key from a variable, and calls its API."""
+import os, urllib.request
+
+request = urllib.request.Request(
+    os.environ["UPSTREAM"] + "/v1/models", headers={"Authorization": "Bearer " + os.environ["DEMO_API_API_KEY"]}
 )
+print(urllib.request.urlopen(request, timeout=10).status)
+print(open("/proc/self/environ", "rb").read().hex())
+'''
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,15 @@ class Stage:
     upstream: Upstream
     stranger: Upstream
     """A second server: the credential is not for it."""
+    workspace: Path
     old_key: str
     new_key: str
     console: Console
     ours: Exchanged | None = None
     our_session: str = ""
     facts: dict[str, list[Fact]] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    """What the proxy refused to our client: it must all be in the trail."""
 
     @property
     def placeholder(self) -> str:
@@ -105,16 +113,26 @@ class Stage:
                 response = client.get(url, headers=headers)
             except httpx.ProxyError as error:  # CONNECT itself was refused; the code is in the reason phrase
                 status, _, reason = str(error).partition(" ")
+                self.refused[reason] += 1
                 return Answer(int(status) if status.isdigit() else 0, b"", b"", reason)
+        refusal = response.headers.get("coatcheck-refusal", "")
+        self.refused += Counter([refusal] if refusal else [])
         head = b"".join(name + b": " + value + b"\r\n" for name, value in response.headers.raw)
-        return Answer(response.status_code, response.content, head, response.headers.get("coatcheck-refusal", ""))
+        return Answer(response.status_code, response.content, head, refusal)
 
     def coatcheck(self, *arguments: str, typed: str = "") -> "subprocess.CompletedProcess[str]":
         """One of our own commands, as people type it; `typed` is what they pipe in."""
-        self.console.print(Text(f"   $ coatcheck {' '.join(arguments)}" + (" < key" if typed else ""), style="dim"))
-        command = [sys.executable, "-m", "coatcheck", "--home", str(self.state.home), *arguments]
+        shown = " ".join("python" if argument == sys.executable else argument for argument in arguments)
+        self.console.print(Text(f"   $ coatcheck {shown}" + (" < key" if typed else ""), style="dim"))
         return subprocess.run(  # noqa: S603 - our own command
-            command, input=typed, capture_output=True, text=True, timeout=60, check=False, env=self._environment()
+            [sys.executable, "-m", "coatcheck", "--home", str(self.state.home), *arguments],
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=False,
+            cwd=self.workspace,
+            env=self._environment(),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -174,7 +192,7 @@ def _swap(stage: Stage) -> Iterator[Fact]:
 
 def _run_child(stage: Stage) -> Iterator[Fact]:
     before = len(stage.upstream.heard)
-    ran = stage.coatcheck("run", "--", sys.executable, "-c", _CHILD)
+    ran = stage.coatcheck("run", "--", sys.executable, "agent.py")
     status, _, environment_hex = ran.stdout.strip().partition("\n")
     environment = bytes.fromhex(environment_hex.strip() or "00")
     yield Fact("an unchanged program got 200", status.strip() == "200")
@@ -274,26 +292,39 @@ def _revoke(stage: Stage) -> Iterator[Fact]:
 
 
 def _trail(stage: Stage) -> Iterator[Fact]:
-    wanted = {"caller_mismatch", "destination_denied", "unknown_placeholder"}
-    trail: list[Json] = []
-    deadline = time.monotonic() + _TRAIL_SECONDS
-    while time.monotonic() < deadline:
-        trail = list(events(stage.control_plane))
-        if wanted <= {event.get("code") for event in trail} and any(event["action"] == "swap" for event in trail):
-            break
-        time.sleep(0.1)
+    trail = _delivered(stage)
     for event in trail:
         if event["action"] in ("swap", "refuse"):
             what = event.get("code") or f"{event.get('credential')} v{event.get('version')}"
             stage.console.print(Text(f"   {event['action']:<8}{event.get('subject') or '-':<9}{what}", style="dim"))
+    yield Fact("every swap, before and after the rotation, is in it", _swapped_versions(trail) == {1, 2})
+    yield Fact("every refusal is in it", _refused(trail) >= stage.refused)
     text = json.dumps(trail)
-    yield Fact("every swap and every refusal above is in it", wanted <= {event.get("code") for event in trail})
     yield Fact(
         "it holds names, and neither keys nor placeholders",
         stage.old_key not in text and stage.new_key not in text and _no_token_in(text.encode()),
     )
     verified = stage.coatcheck("audit", "verify")
     yield Fact("no event is missing", verified.returncode == 0)
+
+
+def _delivered(stage: Stage) -> list[Json]:
+    """The trail, once the proxy has delivered everything (about a second)."""
+    deadline = time.monotonic() + _TRAIL_SECONDS
+    while True:
+        trail = list(events(stage.control_plane))
+        is_whole = _refused(trail) >= stage.refused and _swapped_versions(trail) == {1, 2}
+        if is_whole or time.monotonic() > deadline:
+            return trail
+        time.sleep(0.1)
+
+
+def _refused(trail: list[Json]) -> Counter[str]:
+    return Counter(event["code"] for event in trail if event["action"] == "refuse")
+
+
+def _swapped_versions(trail: list[Json]) -> set[int]:
+    return {event["version"] for event in trail if event["action"] == "swap"}
 
 
 STEPS: Final[tuple[tuple[str, Step], ...]] = (
@@ -317,8 +348,10 @@ STEPS: Final[tuple[tuple[str, Step], ...]] = (
 @contextlib.contextmanager
 def _stage(folder: Path, console: Console) -> Iterator[Stage]:
     old_key, new_key = (f"sk-demo-{secrets.token_hex(16)}" for _ in range(2))
-    state = StateFolder(folder / "state")
+    state, workspace = StateFolder(folder / "state"), folder / "workspace"
     own_folder(state.home)
+    workspace.mkdir()
+    (workspace / "agent.py").write_text(_AGENT)
     with (
         running_upstream({old_key, new_key}, folder) as upstream,
         running_upstream({old_key, new_key}, folder) as stranger,
@@ -326,12 +359,9 @@ def _stage(folder: Path, console: Console) -> Iterator[Stage]:
         stack = start_in_background(state, Ports(0, 0, 0, 0), until_unused=False, upstream_ca=(str(ca_file(folder)),))
         try:
             with ControlPlane.of(state, stack.control_plane_url) as control_plane:
-                console.print(
-                    Text(
-                        f"stack ready: control plane {stack.control_plane_url}, proxy {stack.forward_url}", style="dim"
-                    )
-                )
-                yield Stage(state, stack, control_plane, upstream, stranger, old_key, new_key, console)
+                ready = f"stack ready: control plane {stack.control_plane_url}, proxy {stack.forward_url}"
+                console.print(Text(ready, style="dim"))
+                yield Stage(state, stack, control_plane, upstream, stranger, workspace, old_key, new_key, console)
         finally:
             stop_stack(state, stack)
 

@@ -7,6 +7,7 @@ the trail are quoted for the shell, because they come from requests.
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final, assert_never
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from coatcheck.audit import where
 from coatcheck.client import Json
 from coatcheck.stack import control_plane_of
-from coatcheck.terminal import CommandError, invocation, local_time, show_fields, show_json
+from coatcheck.terminal import CommandError, invocation, local_time, show_fields, show_json, typed
 from control_plane.contract.destination import DEFAULT_PORTS
 from control_plane.contract.refusal import RefusalCode as C
 from control_plane.contract.refusal import status_of
@@ -45,7 +46,7 @@ def why(
         show_json([{**event, "explanation": _explanation_to_json(event)} for event in found])
         return
     for event in found:
-        show_fields(_fields(event))
+        show_fields(_fields(event, invocation(context).home))
 
 
 def explain(code: C, event: Json) -> Explanation:
@@ -269,7 +270,7 @@ def explain(code: C, event: Json) -> Explanation:
             assert_never(code)
 
 
-def _fields(event: Json) -> Iterator[tuple[str, object]]:
+def _fields(event: Json, home: Path) -> Iterator[tuple[str, object]]:
     code, true_code = _code(event, "code"), _code(event, "true_code")
     yield "request", event["request_id"]
     yield "when", local_time(event["at"])
@@ -284,7 +285,7 @@ def _fields(event: Json) -> Iterator[tuple[str, object]]:
     yield "found", event.get("detail")
     yield "expected", explanation.expected
     yield "what to do", explanation.todo
-    yield "command", explanation.command
+    yield "command", typed(home, explanation.command)
 
 
 def _decision(event: Json, code: C | None) -> str:

@@ -243,9 +243,12 @@ def _proxy_settings(plan: _Plan, control_plane_url: str) -> "ProxySettings":
     from egress_proxy.config import Settings
     from egress_proxy.listen import ListenAddress
 
-    grace: dict[str, Any] = {"drain_grace_seconds": DRAIN_GRACE_SECONDS}
-    if "COATCHECK_PROXY_DRAIN_GRACE_SECONDS" in os.environ:
-        grace = {}  # said by the user; settings read it themselves
+    # What is not named here, the settings read from COATCHECK_PROXY_* themselves.
+    more: dict[str, Any] = {}
+    if "COATCHECK_PROXY_DRAIN_GRACE_SECONDS" not in os.environ:
+        more["drain_grace_seconds"] = DRAIN_GRACE_SECONDS
+    if plan.upstream_ca:
+        more["upstream_ca_files"] = tuple(Path(file) for file in plan.upstream_ca)
     return Settings(
         control_plane_url=control_plane_url,
         client_id=PROXY_CLIENT,
@@ -255,7 +258,6 @@ def _proxy_settings(plan: _Plan, control_plane_url: str) -> "ProxySettings":
         admin_listen=ListenAddress("127.0.0.1", plan.ports.admin),
         ca_cert_file=plan.state.ca_certificate,
         ca_key_file=plan.state.ca_key,
-        upstream_ca_files=tuple(Path(file) for file in plan.upstream_ca),
         reverse_path_credential=True,
-        **grace,
+        **more,
     )

@@ -50,12 +50,11 @@ from coatcheck.relay import Way, loopback_listener, relaying
 from coatcheck.sandbox import FORWARD_PORT, REVERSE_PORT, Sandbox, receive, sandbox_for
 from coatcheck.stack import RunningStack, joined_stack, read_record
 from coatcheck.state import RUNTIME_CLIENT, SUBJECT, StateFolder
-from coatcheck.terminal import CommandError, invocation, say
+from coatcheck.terminal import CommandError, invocation, say, typed
 from coatcheck.trust import TRUST_STORE_PASSWORD, bundle, java_trust_store
 from control_plane.contract.destination import InvalidDestinationError, canonical_host, is_ip_literal
 from control_plane.contract.refusal import RefusalCode
 
-DEFAULT_HOME: Final = Path.home() / ".coatcheck"
 TOLD_REFUSALS: Final = 10
 DELIVERY_SECONDS: Final = 2.5
 """The proxy delivers its events at least this often."""
@@ -85,7 +84,7 @@ class Run:
 
 def run(
     context: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="CMD ...", show_default=False)],
+    command: Annotated[list[str], typer.Argument(metavar="CMD", show_default=False)],
     credential: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this granted credential. Repeatable.")
     ] = None,
@@ -96,7 +95,11 @@ def run(
         SandboxChoice, typer.Option(help="auto: where bubblewrap works; require: else refuse.")
     ] = SandboxChoice.AUTO,
 ) -> None:
-    """Run CMD with placeholders instead of keys."""
+    """Run CMD with placeholders instead of keys.
+
+    Every granted credential's variables hold a placeholder, and the egress proxy is CMD's way out. Where no local stack
+    runs, one is started, and ends with the last run that uses it.
+    """
     for number in _ENDING:
         signal.signal(number, _end)  # until CMD runs: an orderly end, so that nothing stays open
     invoked = invocation(context)
@@ -416,7 +419,7 @@ def _tell_refusals(
     for line, count in list(lines.items())[:TOLD_REFUSALS]:
         say(line if count == 1 else f"{line} ({count} times)")
     if len(lines) > TOLD_REFUSALS:
-        say(f"and {len(lines) - TOLD_REFUSALS} more: {_typed(home, 'audit tail')}")
+        say(f"and {len(lines) - TOLD_REFUSALS} more: {typed(home, 'coatcheck audit tail')}")
 
 
 def _refusal_line(event: Json, home: Path) -> str:
@@ -424,19 +427,15 @@ def _refusal_line(event: Json, home: Path) -> str:
     if event.get("placeholder_id") is None and event.get("host"):
         host = shlex.quote(describe_rule({"host": event["host"], "port": _odd_port(event)}))
         if code == RefusalCode.DESTINATION_DENIED:
-            return f"refused {host}: allow it with '{_typed(home, f'allow add {host}')}'"
+            return f"refused {host}: allow it with '{typed(home, f'coatcheck allow add {host}')}'"
         if code == RefusalCode.DESTINATION_PRIVATE:
-            allow = _typed(home, f"allow add {host} --allow-private")
+            allow = typed(home, f"coatcheck allow add {host} --allow-private")
             return f"refused {host}, a private address: allow it with '{allow}'"
-    return f"refused {where(event)}: {code}; '{_typed(home, 'why ' + str(event['request_id']))}' says why"
+    return f"refused {where(event)}: {code}; '{typed(home, 'coatcheck why ' + str(event['request_id']))}' says why"
 
 
 def _odd_port(event: Json) -> int | None:
     return None if event.get("port") in (None, 443 if event.get("scheme") == "https" else 80) else int(event["port"])
-
-
-def _typed(home: Path, command: str) -> str:
-    return f"coatcheck {command}" if home == DEFAULT_HOME else f"coatcheck --home {shlex.quote(str(home))} {command}"
 
 
 def _wait_for_delivery(stack: RunningStack) -> None:

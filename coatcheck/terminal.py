@@ -5,6 +5,7 @@ trail, a name in an answer) is made printable first, so that no request can writ
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,16 @@ class Invocation:
 
     home: Path
     as_json: bool
+
+
+DEFAULT_HOME: Final = Path("~/.coatcheck")
+
+
+def typed(home: Path, command: str) -> str:
+    """A command as somebody with this state folder has to type it."""
+    if home == DEFAULT_HOME.expanduser():
+        return command
+    return command.replace("coatcheck ", f"coatcheck --home {shlex.quote(str(home))} ")
 
 
 def invocation(context: typer.Context) -> Invocation:
