@@ -75,13 +75,20 @@ async def running(
         logs.configure_own(settings.log_level)
     with _listening_socket(settings.listen) as listener:
         url = _own_url(settings, listener)
-        database, wake = open_database(settings.database_url), LocalWake()
+        database, wake = open_database(_database_url(settings)), LocalWake()
         try:
             app = await _assembled(settings, database, wake, url, clock=clock, entropy=entropy)
             async with _serving(_uvicorn_config(app, settings), listener, wake):
                 yield RunningControlPlane(url)
         finally:
             await database.close()
+
+
+def _database_url(settings: Settings) -> str:
+    """Opened where it is used: it may hold a password. Raises `ClientsFileError` for a file that others could read."""
+    if settings.database_url_file is None:
+        return settings.database_url
+    return read_secret_file(settings.database_url_file).reveal()
 
 
 async def serve(settings: Settings) -> None:

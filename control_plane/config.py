@@ -34,8 +34,10 @@ class Settings(BaseSettings):
 
     listen: str = "127.0.0.1:8470"
     """`host:port`. Port 0: any free one."""
-    database_url: str
+    database_url: str = ""
     """`sqlite+aiosqlite:////path/to/file`, or `postgresql+asyncpg://…`."""
+    database_url_file: Path | None = None
+    """Instead of `database_url`: a file that holds it, since a password may be in it."""
     issuer_url: str | None = None
     """Our URL as others see it; `iss` of session tokens. None: made from `listen`."""
     kek_files: Annotated[tuple[Path, ...], NoDecode] = Field(min_length=1)
@@ -72,6 +74,12 @@ class Settings(BaseSettings):
     def _both_or_neither(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file come together")
+        return self
+
+    @model_validator(mode="after")
+    def _one_database(self) -> Self:
+        if bool(self.database_url) == bool(self.database_url_file):
+            raise ValueError(f"give one of {PREFIX}DATABASE_URL and {PREFIX}DATABASE_URL_FILE")
         return self
 
     @classmethod

@@ -137,8 +137,7 @@ class Resolution:
             [
                 grant
                 for grant in await records.grants.of_credential(credential.id)
-                if grant.tenant == token.tenant
-                and grant.applies_to(subject=token.subject, roles=roles, client=token.client)
+                if grant.applies_to(subject=token.subject, roles=roles, client=token.client)
             ],
             self._clock(),
         )

@@ -487,8 +487,9 @@ _TOKEN_FACTS = (
         exists(select(CLIENTS.c.id).where(CLIENTS.c.id == TOKENS.c.client)).label("client_registered"),
     )
     .select_from(TOKENS)
-    .outerjoin(SESSIONS, SESSIONS.c.id == TOKENS.c.session)
-    .outerjoin(CREDENTIALS, CREDENTIALS.c.id == TOKENS.c.credential_id)
+    # What a row of another tenant says about a token does not count, whoever wrote the reference.
+    .outerjoin(SESSIONS, (SESSIONS.c.id == TOKENS.c.session) & (SESSIONS.c.tenant == TOKENS.c.tenant))
+    .outerjoin(CREDENTIALS, (CREDENTIALS.c.id == TOKENS.c.credential_id) & (CREDENTIALS.c.tenant == TOKENS.c.tenant))
     .outerjoin(
         VERSIONS,
         (VERSIONS.c.credential_id == CREDENTIALS.c.id) & (VERSIONS.c.version == CREDENTIALS.c.current_version),

@@ -1,0 +1,182 @@
+"""Somebody edits the database: what they moved or changed does not open, everything else works on (field case C45)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.control_plane.serving import ControlPlane
+from tests.control_plane.workspace import ENDPOINT, HOST, Json, Workspace
+
+VICTIM_SECRET, ATTACKER_SECRET = "victims-key-0123456789", "attackers-key-0123456789"
+
+
+def envelope_of(workspace: Workspace, credential: Json) -> bytes:
+    (row,) = workspace.control_plane.look(
+        "SELECT envelope FROM credential_versions WHERE credential_id = ? AND version = ?",
+        credential["id"],
+        credential["current_version"],
+    )
+    envelope: bytes = row[0]
+    return envelope
+
+
+def set_envelope(workspace: Workspace, credential: Json, envelope: bytes) -> None:
+    changed = workspace.control_plane.edit(
+        "UPDATE credential_versions SET envelope = ? WHERE credential_id = ? AND version = ?",
+        envelope,
+        credential["id"],
+        credential["current_version"],
+    )
+    assert changed == 1
+
+
+@pytest.fixture
+def attacker(granted: Workspace) -> Workspace:
+    """A tenant with a credential of its own, and a hand in the database."""
+    granted.control_plane.made("DELETE", granted.path("credentials/example"))
+    granted.add_credential(secret=ATTACKER_SECRET)
+    granted.grant()
+    return granted
+
+
+@pytest.fixture
+def victim(other_workspace: Workspace) -> Workspace:
+    other_workspace.add_credential(secret=VICTIM_SECRET)
+    other_workspace.grant()
+    return other_workspace
+
+
+def assert_unavailable(answer: Json, *secrets: str) -> None:
+    assert (answer["kind"], answer["code"]) == ("refused", "credential_unavailable")
+    assert not any(secret in str(answer) for secret in secrets)
+
+
+def test_another_tenants_ciphertext_does_not_open(attacker: Workspace, victim: Workspace) -> None:
+    issued = attacker.exchange()
+    set_envelope(attacker, attacker.credential(), envelope_of(victim, victim.credential()))
+
+    answer = attacker.resolve(issued)
+
+    assert_unavailable(answer, VICTIM_SECRET, ATTACKER_SECRET)
+    assert victim.resolve(victim.exchange())["secret"] == VICTIM_SECRET
+
+
+def test_two_credentials_of_one_tenant_cannot_be_swapped(attacker: Workspace) -> None:
+    first = attacker.credential()
+    second = attacker.add_credential("second", secret="second-key-0123456789")
+    attacker.grant("second")
+    one, two = envelope_of(attacker, first), envelope_of(attacker, second)
+    set_envelope(attacker, first, two)
+    set_envelope(attacker, second, one)
+
+    assert_unavailable(attacker.resolve(attacker.exchange()), ATTACKER_SECRET, "second-key")
+    assert_unavailable(attacker.resolve(attacker.exchange(audience="second")), ATTACKER_SECRET, "second-key")
+
+
+def test_an_older_versions_ciphertext_does_not_open_as_the_newer_one(attacker: Workspace) -> None:
+    old = envelope_of(attacker, attacker.credential())
+    attacker.rotate("newer-key-0123456789")
+    set_envelope(attacker, attacker.credential(), old)
+
+    assert_unavailable(attacker.resolve(attacker.exchange()), ATTACKER_SECRET, "newer-key")
+
+
+def test_a_wrapped_data_key_moved_alone_does_not_open(attacker: Workspace, victim: Workspace) -> None:
+    mine = envelope_of(attacker, attacker.credential())
+    theirs = envelope_of(victim, victim.credential())
+    wrapped = 1 + 12 + 32 + 16
+    set_envelope(attacker, attacker.credential(), mine[:wrapped] + theirs[wrapped:])
+
+    assert_unavailable(attacker.resolve(attacker.exchange()), VICTIM_SECRET, ATTACKER_SECRET)
+
+
+def test_one_flipped_bit_makes_that_credential_unavailable_and_no_other(attacker: Workspace) -> None:
+    attacker.add_credential("second", secret="second-key-0123456789")
+    attacker.grant("second")
+    envelope = bytearray(envelope_of(attacker, attacker.credential()))
+    envelope[-1] ^= 1
+    set_envelope(attacker, attacker.credential(), bytes(envelope))
+
+    assert_unavailable(attacker.resolve(attacker.exchange()), ATTACKER_SECRET)
+    assert attacker.resolve(attacker.exchange(audience="second"))["secret"] == "second-key-0123456789"
+
+
+EVIL = {"scheme": "https", "host": "evil.example", "port": 443}
+
+EDITS: dict[str, tuple[str, str, Json]] = {
+    "its destination": (
+        "destinations",
+        '[{"url": "https://evil.example", "methods": null, "allow_private": false}]',
+        EVIL,
+    ),
+    "one more destination": (
+        "destinations",
+        f'[{{"url": "https://{HOST}"}}, {{"url": "https://evil.example"}}]',
+        EVIL,
+    ),
+    "its allow_private": (
+        "destinations",
+        f'[{{"url": "https://{HOST}", "methods": null, "allow_private": true}}]',
+        ENDPOINT,
+    ),
+    "its placement": ("placements", '[{"kind": "query", "parameter": "key"}]', ENDPOINT),
+    "its kind": ("kind", "other", ENDPOINT),
+}
+
+
+@pytest.mark.parametrize(("column", "value", "endpoint"), EDITS.values(), ids=EDITS.keys())
+def test_a_row_edited_in_the_database_does_not_open(
+    attacker: Workspace, column: str, value: str, endpoint: Json
+) -> None:
+    issued, credential = attacker.exchange(), attacker.credential()
+    attacker.control_plane.edit(f"UPDATE credentials SET {column} = ? WHERE id = ?", value, credential["id"])
+
+    answer = attacker.resolve(issued, endpoint=endpoint)
+
+    assert_unavailable(answer, ATTACKER_SECRET)
+
+
+@pytest.mark.guards("control_plane/adapters/sql/repositories.py", " & (CREDENTIALS.c.tenant == TOKENS.c.tenant)", "")
+def test_a_token_moved_to_another_tenants_credential_yields_nothing(attacker: Workspace, victim: Workspace) -> None:
+    issued, theirs = attacker.exchange(), victim.credential()
+    attacker.control_plane.edit("UPDATE tokens SET credential_id = ? WHERE id = ?", theirs["id"], issued["id"])
+
+    # The victim granted it to an `alice` too; hers is another one.
+    answer = attacker.resolve(issued)
+
+    assert answer["code"] == "revoked_placeholder"
+    assert VICTIM_SECRET not in str(answer)
+
+
+GARBAGE: dict[str, Callable[[ControlPlane, str], int]] = {
+    "destinations that are no JSON list": lambda plane, credential: plane.edit(
+        "UPDATE credentials SET destinations = '7' WHERE id = ?", credential
+    ),
+    "a destination that is none": lambda plane, credential: plane.edit(
+        """UPDATE credentials SET destinations = '[{"url": "nowhere"}]' WHERE id = ?""", credential
+    ),
+    "a version in no known state": lambda plane, credential: plane.edit(
+        "UPDATE credential_versions SET state = 'new' WHERE credential_id = ?", credential
+    ),
+    "an envelope that is empty": lambda plane, credential: plane.edit(
+        "UPDATE credential_versions SET envelope = x'' WHERE credential_id = ?", credential
+    ),
+    "no envelope": lambda plane, credential: plane.edit(
+        "UPDATE credential_versions SET envelope = NULL WHERE credential_id = ?", credential
+    ),
+}
+
+
+@pytest.mark.parametrize("garble", GARBAGE.values(), ids=GARBAGE.keys())
+def test_a_row_that_cannot_be_read_is_unavailable_and_the_others_work(
+    attacker: Workspace, garble: Callable[[ControlPlane, str], int]
+) -> None:
+    issued, credential = attacker.exchange(), attacker.credential()
+    attacker.add_credential("second", secret="second-key-0123456789")
+    attacker.grant("second")
+
+    assert garble(attacker.control_plane, credential["id"]) == 1
+
+    assert_unavailable(attacker.resolve(issued), ATTACKER_SECRET)
+    assert attacker.resolve(attacker.exchange(audience="second"))["secret"] == "second-key-0123456789"
+    assert attacker.control_plane.admin("GET", attacker.path("credentials")).status_code == 200
