@@ -1,4 +1,4 @@
-"""Where the database is: a value, or a file where a password is in it. Not both, and no file that everybody can read."""
+"""Where the database is: a value, or a file where a password is in it. Not both, and no file that all can read."""
 
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ async def test_a_file_that_everybody_can_read_is_not_used(settings: dict[str, An
 
 
 def test_one_of_value_and_file_is_given(settings: dict[str, Any], tmp_path: Path) -> None:
-    for database in ({}, {"database_url": "sqlite+aiosqlite://", "database_url_file": tmp_path / "url"}):
+    both: dict[str, Any] = {"database_url": "sqlite+aiosqlite://", "database_url_file": tmp_path / "url"}
+    neither: dict[str, Any] = {}
+
+    for database in (both, neither):
         with pytest.raises(ValidationError, match="give one of"):
             Settings(**settings, **database)
