@@ -78,10 +78,12 @@ class PlaceholderKeeper:
             if client is None or client.kind is not ClientKind.RUNTIME or not client.serves(tenant):
                 raise invalid_field("client", "not a client of kind 'runtime' that serves this tenant")
             return named
-        own = [client for client in await records.clients.list() if client.kind is ClientKind.RUNTIME]
-        if len(own) != 1:
-            raise invalid_field("client", "name the client: there is not exactly one of kind 'runtime'")
-        return own[0].id
+        runtimes = [client for client in await records.clients.list() if client.kind is ClientKind.RUNTIME]
+        own = [client for client in runtimes if client.tenant == tenant]
+        for only in (own, runtimes):
+            if len(only) == 1:
+                return only[0].id
+        raise invalid_field("client", "name the client: there is not exactly one of kind 'runtime'")
 
     async def _mandate(
         self, records: Records, tenant: TenantId, new: NewPlaceholder, client: ClientId, by: Actor

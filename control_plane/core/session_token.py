@@ -4,6 +4,7 @@ Rule: `unverified` becomes `SessionClaims` only through `check_claims`, which ac
 (`typ`) is looked at before anything else, and the one algorithm is ours to choose, not the token's.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -100,7 +101,7 @@ def check_claims(
         raise InvalidSessionTokenError("scope")
     if claims.issued_at > now + _CLOCK_SKEW_SECONDS:
         raise InvalidSessionTokenError("iat")
-    if now >= claims.expires_at or now >= claims.session_expires_at:
+    if not now < min(claims.expires_at, claims.session_expires_at):
         raise ExpiredSessionTokenError("exp")
     return claims
 
@@ -121,6 +122,6 @@ def _texts(payload: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def _number(payload: Mapping[str, Any], name: str) -> float:
     value = payload.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidSessionTokenError(name)
     return float(value)
