@@ -183,7 +183,8 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
             framing = Framing.CHUNKED
     if request_method == "HEAD" or status < 200 or status in (204, 304):  # RFC 9112 §6.3
         framing = Framing.NONE
-    keep_alive = parser.should_keep_alive() and framing is not Framing.UNTIL_CLOSE
+    # llhttp is not asked: after a reply of no content it has forgotten the length, and says "close".
+    keep_alive = minor_version == b"1" and framing is not Framing.UNTIL_CLOSE and b"close" not in nominated(fields)
     return ResponseHead(status, reason, fields, framing, content_length, keep_alive)
 
 
