@@ -116,7 +116,9 @@ def json_first(arguments: Sequence[str]) -> list[str]:
 def _wrong_usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(error.format_message() + "\n")
+        return error.exit_code  # the help is printed already
+    if context is not None and "missing command" in error.message.lower():
+        context.get_help()  # prints it
         return error.exit_code
     path = context.command_path if context is not None else "coatcheck"
     if _was_a_secret(error, path):

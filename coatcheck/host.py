@@ -70,19 +70,21 @@ def host_stack(
         return _the_other_one(state)
     state.stack_file.unlink(missing_ok=True)  # left behind by one that crashed: we hold its lock
     prepare(state)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no image of our memory behind
     plan = _Plan(state, _settled(ports), upstream_ca, until_unused, on_ready)
     uvloop.run(_host(plan))
     return None
 
 
-def _write_down(state: StateFolder, level: str) -> None:
-    """Both servers' log goes to `stack.log`, in the foreground too; a crash leaves no image of our memory behind."""
+@contextlib.contextmanager
+def _logging_to_file(state: StateFolder, level: str) -> Iterator[None]:
+    """Everything both servers log goes to `stack.log`, in the foreground too."""
     from control_plane.logs import configure
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     descriptor = os.open(state.stack_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with contextlib.redirect_stderr(os.fdopen(descriptor, "w", buffering=1)):
-        configure(level)  # keeps what it finds as standard error
+    with os.fdopen(descriptor, "w", buffering=1) as log, contextlib.redirect_stderr(log):
+        configure(level)
+        yield
 
 
 async def _host(plan: _Plan) -> None:
@@ -91,9 +93,8 @@ async def _host(plan: _Plan) -> None:
     from egress_proxy.bootstrap import running as running_proxy
 
     settings = _control_plane_settings(plan)
-    _write_down(plan.state, settings.log_level)
     stop = _Stop()
-    with stop.on_signals():
+    with _logging_to_file(plan.state, settings.log_level), stop.on_signals():
         async with contextlib.AsyncExitStack() as parts:
             control_plane = await parts.enter_async_context(running_control_plane(settings))
             proxy = await parts.enter_async_context(running_proxy(_proxy_settings(plan, control_plane.url)))

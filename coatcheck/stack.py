@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,7 +31,6 @@ from coatcheck.terminal import (
     done,
     invocation,
     local_time,
-    say,
     show_fields,
     show_json,
 )
@@ -189,14 +188,9 @@ def up(
     """Start it: control plane and egress proxy in one process."""
     invoked = invocation(context)
     state = StateFolder(invoked.home)
-    ports = Ports(
-        control_plane=_or_default(control_plane_port, "control-plane"),
-        proxy=_or_default(proxy_port, "proxy"),
-        reverse=_or_default(reverse_port, "reverse"),
-        admin=_or_default(admin_port, "admin"),
-    )
+    asked = dict(zip(DEFAULT_PORTS, (control_plane_port, proxy_port, reverse_port, admin_port), strict=True))
+    ports = Ports(*(DEFAULT_PORTS[name] if port is None else port for name, port in asked.items()))
     upstream_files = _checked_files(upstream_ca or [])
-    asked = any(port is not None for port in (control_plane_port, proxy_port, reverse_port, admin_port))
     own_folder(state.home)
     if detach:
         with _in_use(state):
@@ -205,14 +199,16 @@ def up(
     else:
         from coatcheck.host import host_stack  # imports both servers: slow, and only needed here
 
-        stack_ready = _Ready(as_json=invoked.as_json)
-        running = host_stack(state, ports, upstream_ca=upstream_files, until_unused=until_unused, on_ready=stack_ready)
+        def show(ready: RunningStack) -> None:
+            show_stack(ready, as_json=invoked.as_json, heading="running", stop="Ctrl-C; twice: at once")
+            sys.stdout.flush()
+
+        running = host_stack(state, ports, upstream_ca=upstream_files, until_unused=until_unused, on_ready=show)
         if running is None:
             return
         with _in_use(state):
-            running = _running_for_good(state) or running
-        stack = running
-    if running is not None and (upstream_files != running.upstream_ca if upstream_files else asked):
+            stack = running = _running_for_good(state) or running
+    if running is not None and _runs_otherwise(running, asked, upstream_files):
         raise CommandError(
             f"the stack already runs (process {running.pid}) with other options",
             "stop it with 'coatcheck down', then start it with these",
@@ -254,7 +250,7 @@ def status(context: typer.Context) -> None:
         raise CommandError("the proxy says it is not ready", "see 'coatcheck doctor'")
 
 
-def show_stack(stack: RunningStack, *, as_json: bool, heading: str) -> None:
+def show_stack(stack: RunningStack, *, as_json: bool, heading: str, stop: str = "") -> None:
     if as_json:
         show_json({"running": True, **asdict(stack)})
         return
@@ -266,22 +262,10 @@ def show_stack(stack: RunningStack, *, as_json: bool, heading: str) -> None:
             ("base URLs", f"{stack.reverse_url}/~<proxy credential>/<credential name>"),
             ("health, metrics", f"{stack.admin_url}/readyz  {stack.admin_url}/metrics"),
             ("trusts also", ", ".join(stack.upstream_ca)),
+            ("stop", stop),
             ("ends", "with the last command that uses it ('coatcheck up' keeps it)" if stack.until_unused else ""),
         ]
     )
-
-
-class _Ready:
-    """Shows a stack in the foreground once it is ready."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-
-    def __call__(self, stack: RunningStack) -> None:
-        show_stack(stack, as_json=self._as_json, heading="running")
-        sys.stdout.flush()
-        if sys.stderr.isatty():
-            say("Ctrl-C stops it")
 
 
 # --- locks, ports, processes ------------------------------------------------------------------------------------------
@@ -365,8 +349,12 @@ def _convenient_ports() -> Ports:
     return Ports(*(port if port_is_free(port) else 0 for port in DEFAULT_PORTS.values()))
 
 
-def _or_default(port: int | None, name: str) -> int:
-    return DEFAULT_PORTS[name] if port is None else port
+def _runs_otherwise(stack: RunningStack, asked: Mapping[str, int | None], upstream_ca: tuple[str, ...]) -> bool:
+    """Whether something was asked for by name that the running stack does not have."""
+    port_of_control_plane = int(stack.control_plane_url.rpartition(":")[2])
+    actual = (port_of_control_plane, stack.forward_port, stack.reverse_port, stack.admin_port)
+    other_port = any(port and port != has for port, has in zip(asked.values(), actual, strict=True))
+    return other_port or bool(upstream_ca and upstream_ca != stack.upstream_ca)
 
 
 def _checked_files(files: list[Path]) -> tuple[str, ...]:

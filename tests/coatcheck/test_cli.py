@@ -1,0 +1,184 @@
+"""The command from outside: exit statuses, one helpful line, and no secret in any of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coatcheck.cli import json_first, run_command
+from tests.support.processes import COMMAND, clean_environment
+
+
+def coatcheck(*arguments: str, home: Path, given: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = clean_environment(HOME=str(home), **variables)
+    return subprocess.run(
+        [str(COMMAND), "--home", str(home / "state"), *arguments],
+        input=given, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def lines(text: str) -> list[str]:
+    return text.strip().splitlines()
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["nonsense"], "no such command 'nonsense'"),
+        (["credental", "list"], "Did you mean 'credential'"),
+        (["status", "--nonsense"], "no such option: --nonsense"),
+        (["grant", "add", "weather"], "give either --subject S or --role R"),
+        (["grant", "add", "weather", "--subject", "s", "--role", "r"], "give either --subject S or --role R"),
+        (["grant", "add", "weather", "--subject", "s", "--until", "later"], "--until is a duration"),
+        (["credential", "add", "weather"], "give --destination https://host, or --preset P"),
+        (["credential", "add", "Weather!", "--preset", "openai"], "is no credential name"),
+        (["credential", "add", "weather", "--destination", "ftp://x"], "a destination is https://host"),
+        (["credential", "add", "w", "--destination", "https://x", "--header", "X-Key"], "{secret}"),
+        (["credential", "add", "w", "--destination", "https://x", "--header", "Host: {secret}"], "frames or routes"),
+        (["credential", "add", "w", "--preset", "openai", "--allow-private"], "give --destination too"),
+        (["allow", "add", "https://pypi.org/simple"], "allow its host alone"),
+        (["allow", "add", "a b"], "is not HOST[:PORT]"),
+        (["placeholder", "issue", "--subject", "s", "--audience", "a", "--ttl", "5w"], "--ttl is a number of seconds"),
+        (["run"], "missing argument"),
+        (["run", "--sandbox", "maybe", "--", "true"], "--sandbox"),
+        (["up", "--proxy-port", "70000"], "--proxy-port"),
+        (["up", "--upstream-ca", "/nowhere.pem"], "is not a file"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_one_line_that_helps(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run_command(["--home", str(tmp_path), *arguments])
+
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.out == ""
+    assert len(lines(captured.err)) == 1
+    assert captured.err.startswith("coatcheck: ")
+    assert says in captured.err
+
+
+@pytest.mark.guards("coatcheck/cli.py", 'getattr(error, "option_name", None) in OPTIONS_PEOPLE_TRY', "False")
+@pytest.mark.guards("coatcheck/cli.py", '"unexpected extra argument" in error.message', "False")
+def test_a_secret_given_as_an_argument_is_refused_with_the_reason_and_never_repeated(tmp_path: Path) -> None:
+    for wrong in (
+        ["credential", "add", "weather", "--destination", "https://x.example", "--secret", "sk-typed"],
+        ["credential", "add", "weather", "--preset", "openai", "sk-typed"],
+        ["credential", "rotate", "weather", "sk-typed"],
+        ["credential", "rotate", "weather", "--key", "sk-typed"],
+    ):
+        done = coatcheck(*wrong, home=tmp_path)
+
+        assert done.returncode == 2
+        assert "a secret is never an argument" in done.stderr
+        assert "sk-typed" not in done.stdout + done.stderr
+
+
+def test_no_command_shows_the_list_and_is_wrong_usage(tmp_path: Path) -> None:
+    done = coatcheck(home=tmp_path)
+
+    assert done.returncode == 2
+    assert "credential" in done.stdout + done.stderr
+
+
+def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        "up", "down", "status", "serve", "serve control-plane", "serve proxy", "serve runtime",
+        "credential add", "credential list", "credential show", "credential rotate", "credential delete",
+        "grant add", "grant list", "grant delete", "allow add", "allow list", "allow delete", "exchange",
+        "placeholder list", "placeholder issue", "placeholder revoke", "run", "audit tail", "audit export",
+        "audit verify", "why", "ca export", "doctor", "demo",
+    ):  # fmt: skip
+        assert run_command([*command.split(), "--help"]) == 0, command
+
+        assert "Usage: coatcheck " + command in capsys.readouterr().out
+
+
+def test_without_a_stack_status_says_how_to_start_one(tmp_path: Path) -> None:
+    done = coatcheck("status", home=tmp_path)
+
+    assert done.returncode == 1
+    assert lines(done.stderr) == [lines(done.stderr)[0]]
+    assert "coatcheck up --detach" in done.stderr
+
+
+def test_without_a_stack_down_has_nothing_to_do(tmp_path: Path) -> None:
+    done = coatcheck("down", home=tmp_path)
+
+    assert done.returncode == 0
+
+
+def test_an_error_nobody_expected_is_one_line_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "stack.lock").mkdir()  # a folder where a file belongs
+
+    status = run_command(["--home", str(tmp_path / "state"), "up"])
+
+    captured = capsys.readouterr()
+    assert status == 1
+    assert len(lines(captured.err)) == 1
+    assert "Traceback" not in captured.err
+
+
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
+    script = f"{COMMAND} --home {tmp_path / 'state'} --help | head -1"
+
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stderr == ""
+
+
+def test_json_is_taken_after_the_command_too_but_never_from_a_program_that_is_run() -> None:
+    assert json_first(["credential", "list", "--json"]) == ["--json", "credential", "list"]
+    assert json_first(["--json", "status"]) == ["--json", "status"]
+    assert json_first(["run", "tool", "--json"]) == ["run", "tool", "--json"]
+    assert json_first(["run", "--", "tool", "--json"]) == ["run", "--", "tool", "--json"]
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "coatcheck", "--home", str(tmp_path), "--json", "status"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert '"running": false' in done.stdout
+
+
+@pytest.mark.parametrize(
+    "part, names",
+    [
+        ("control-plane", ["KEK_FILES"]),
+        ("proxy", ["CONTROL_PLANE_URL", "CLIENT_SECRET_FILE", "CA_KEY_FILE"]),
+    ],
+)
+def test_serve_without_its_settings_names_every_one_that_is_missing(
+    part: str, names: list[str], tmp_path: Path
+) -> None:
+    done = coatcheck("serve", part, home=tmp_path)
+
+    assert done.returncode == 1
+    assert len(lines(done.stderr)) == 1
+    assert all(f"{name} is not set" in done.stderr for name in names)
+
+
+def test_serve_with_an_unknown_setting_suggests_the_right_one(tmp_path: Path) -> None:
+    done = coatcheck("serve", "proxy", home=tmp_path, COATCHECK_PROXY_CONTROL_PLAN_URL="http://x")
+
+    assert done.returncode == 1
+    assert "did you mean COATCHECK_PROXY_CONTROL_PLANE_URL?" in done.stderr
+
+
+def test_serve_never_shows_a_settings_value(tmp_path: Path) -> None:
+    done = coatcheck(
+        "serve", "control-plane", home=tmp_path,
+        COATCHECK_CONTROL_PLANE_DATABASE_URL="postgresql+asyncpg://u:s3cr3t@h/db",
+        COATCHECK_CONTROL_PLANE_SESSION_SECONDS="s3cr3t",
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "COATCHECK_CONTROL_PLANE_SESSION_SECONDS" in done.stderr
+    assert "s3cr3t" not in done.stdout + done.stderr
