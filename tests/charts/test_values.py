@@ -87,3 +87,16 @@ def test_every_setting_is_either_set_by_the_chart_or_offered(program: str) -> No
     left_out = settings_of(package) - offered - set_by_the_chart(component, prefix)
 
     assert left_out == NOT_ON_KUBERNETES[program]
+
+
+@pytest.mark.parametrize("case", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_program_takes_what_the_chart_gives_it(program: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    component, package, prefix = PROGRAMS[program]
+    given = environment(of_component(render(case_values(case)), "Deployment", component))
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    settings = import_module(f"{package}.config").Settings()
+
+    assert {prefix + name.upper() for name in settings.model_fields_set} == set(given)
