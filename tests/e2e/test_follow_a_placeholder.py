@@ -5,6 +5,7 @@ audit. After that, what must not happen on the way, and what a change of mind do
 """
 
 import base64
+import contextlib
 import secrets
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.api import Ticket
+from tests.support.api import ApiError, Ticket
 from tests.support.processes import Deployment, Proxy, Workspace, wait_for
 from tests.support.raw_client import Response, TunnelRefusedError, connected
 from tests.support.upstream import Gate, Upstream, chunk, endless_sse, gated, mirror_headers
@@ -116,6 +117,9 @@ def test_two_tenants_placeholders_are_refused_to_each_other_both_ways(
         each.credential("api", url=upstream.url, secret=keys[each.tenant])
         tickets[each.tenant] = each.ticket("api")
     mine, theirs = tickets[workspace.tenant], tickets[other.tenant]
+    for at, own in ((workspace, mine), (other, theirs)):  # the proxy knows both by now: it must not serve from memory
+        assert way(at, upstream, own, kind).ask("GET", "/own").status == 200
+    seen = len(upstream.requests)
 
     refused = [
         way(at, upstream, with_the_others_placeholder(own, stolen), kind).ask("GET", "/stolen")
@@ -123,7 +127,7 @@ def test_two_tenants_placeholders_are_refused_to_each_other_both_ways(
     ]
 
     assert [(r.status, r.refusal) for r in refused] == [(403, "unknown_placeholder")] * 2
-    assert upstream.accepted == 0, "nothing was sent, nothing was dialled"
+    assert len(upstream.requests) == seen
     for at, own in ((workspace, mine), (other, theirs)):
         assert way(at, upstream, own, kind).ask("GET", "/own").status == 200
         assert upstream.requests[-1].header("authorization") == f"Bearer {keys[at.tenant]}"
@@ -131,6 +135,21 @@ def test_two_tenants_placeholders_are_refused_to_each_other_both_ways(
     assert true_codes == ["caller_mismatch"]
 
 
+@pytest.mark.guards("control_plane/resolution.py", "if facts.token.tenant != ask.caller.tenant:", "if False:")
+def test_another_tenants_placeholder_is_unknown_also_when_nobody_used_it_yet(
+    workspace: Workspace, other: Workspace, upstream: Upstream, ticket: Ticket, kind: Kind
+) -> None:
+    """The proxy knows nothing of it: the control plane is the one that refuses, before anything is dialled."""
+    other.credential("api", url=upstream.url, secret=f"sk-real-{secrets.token_hex(16)}")
+    thief = with_the_others_placeholder(other.ticket("api"), ticket)
+
+    response = way(other, upstream, thief, kind).ask("GET", "/stolen")
+
+    assert (response.status, response.refusal) == (403, "unknown_placeholder")
+    assert upstream.accepted == 0
+
+
+@pytest.mark.guards("egress_proxy/core/decision.py", "if binding.caller != caller:", "if False:")
 @pytest.mark.parametrize("difference", ["another subject", "another session", "another client"])
 def test_a_placeholder_of_another_caller_of_the_same_tenant_is_refused(
     workspace: Workspace, upstream: Upstream, ticket: Ticket, kind: Kind, difference: str
@@ -148,11 +167,13 @@ def test_a_placeholder_of_another_caller_of_the_same_tenant_is_refused(
             api.add_client(f"{workspace.tenant}-second", kind="runtime", tenant=workspace.tenant),
         )
         own = second.ticket("api")
+    assert way(workspace, upstream, ticket, kind).ask("GET", "/own").status == 200
+    seen = len(upstream.requests)
 
     response = way(workspace, upstream, with_the_others_placeholder(own, ticket), kind).ask("GET", "/stolen")
 
     assert (response.status, response.refusal) == (403, "caller_mismatch")
-    assert upstream.requests == []
+    assert len(upstream.requests) == seen
 
 
 def with_the_others_placeholder(own: Ticket, stolen: Ticket) -> Ticket:
@@ -189,11 +210,23 @@ def test_an_altered_placeholder_is_refused_without_asking_anybody(
 ) -> None:
     last = "A" if ticket.placeholder[-1] != "A" else "B"
     altered = Ticket(ticket.placeholder[:-1] + last, ticket.proxy_credential, ticket.base_url, ticket.answer)
+    assert way(workspace, upstream, ticket, kind).ask("GET", "/own").status == 200
+    asked = questions(workspace.deployment)
 
     response = way(workspace, upstream, altered, kind).ask("GET", "/forged")
 
     assert (response.status, response.refusal) == (403, "unknown_placeholder")
-    assert upstream.accepted == 0
+    assert questions(workspace.deployment) == asked
+    assert upstream.seen("/forged") == []
+
+
+def questions(deployment: Deployment) -> int:
+    """How often the control plane has been asked to resolve something, up to now."""
+    name = f"/v1/tenants/{secrets.token_hex(8)}"  # a line of our own in its log: what came before it is written
+    with contextlib.suppress(ApiError):
+        deployment.api.ask("GET", f"{name}/credentials")
+    wait_for(lambda: name in deployment.control_plane.log)
+    return deployment.control_plane.log.count('"/internal/resolve"')
 
 
 TIME_IS_OVER = ("expired_placeholder", "token_expired", "token_invalid", "proxy_authentication_required")

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+import httpx
 import trustme
 
 from tests.support.api import ControlPlaneApi, RuntimeClient, Ticket
@@ -177,6 +178,10 @@ class Proxy:
     def admin_port(self) -> int:
         return int(self.served.listening["admin_port"])
 
+    def is_ready(self) -> bool:
+        """What a load balancer asks before it sends anybody here."""
+        return httpx.get(f"http://127.0.0.1:{self.admin_port}/readyz", trust_env=False).status_code == 200
+
     def forward_url(self, ticket: Ticket) -> str:
         """For `HTTPS_PROXY`."""
         return f"http://x:{ticket.proxy_credential}@127.0.0.1:{self.forward_port}"
@@ -228,6 +233,7 @@ class Deployment:
         )
         proxy = Proxy(served.wait_until_listening())
         self.proxies.append(proxy)
+        wait_for(proxy.is_ready, timeout_seconds=START_SECONDS)
         return proxy
 
     def stop(self) -> None:
