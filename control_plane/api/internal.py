@@ -86,8 +86,8 @@ class InternalApi:
         return StreamingResponse(self._stream(after), media_type="text/event-stream")
 
     async def _stream(self, after: int | None) -> AsyncIterator[bytes]:
-        """Every change after that sequence, as it happens; a heartbeat at once and whenever nothing else was sent."""
-        last, quiet_since = after, 0.0
+        """Every change after that sequence, then a heartbeat, then each change as it happens and heartbeats between."""
+        last, quiet_since, caught_up = after, time.monotonic(), False
         while not self.wake.closed:
             grew = self.wake.listen()
             position, changes = await self._look(last)
@@ -96,14 +96,15 @@ class InternalApi:
             for published in changes:
                 last = published.sequence
                 yield _message(_event(published, position.epoch))
+            if len(changes) == _EVENTS_AT_ONCE:
+                continue
             now = time.monotonic()
-            if changes:
-                quiet_since = now
-            elif now - quiet_since >= HEARTBEAT_SECONDS:
-                quiet_since = now
+            if not caught_up or (not changes and now - quiet_since >= HEARTBEAT_SECONDS):
                 yield _message(Event(sequence=last, epoch=position.epoch, kind="heartbeat"))
-            if len(changes) < _EVENTS_AT_ONCE:
-                await grew(max(0.0, HEARTBEAT_SECONDS - (time.monotonic() - quiet_since)))
+                caught_up, quiet_since = True, now
+            elif changes:
+                quiet_since = now
+            await grew(max(0.0, HEARTBEAT_SECONDS - (time.monotonic() - quiet_since)))
 
     async def _look(self, last: int | None) -> tuple[Position, Sequence[PublishedChange]]:
         async with self.store.read(PlatformScope(CrossTenantReason.EVENTS)) as records:

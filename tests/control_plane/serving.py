@@ -46,6 +46,8 @@ class ControlPlane:
     folder: Path
     settings: Settings
     clock: ManualClock
+    stop: Callable[[], None]
+    """Ends it, before the block does."""
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,14 +112,14 @@ def settings_in(folder: Path, **overrides: Any) -> Settings:
 def control_plane_in(folder: Path, **overrides: Any) -> Iterator[ControlPlane]:
     """A control plane that serves while the block runs. Raises what its start raised."""
     clock, settings = ManualClock(), settings_in(folder, **overrides)
-    with _in_a_thread(settings, clock) as url:
-        control_plane = ControlPlane(url, folder, settings, clock)
+    with _in_a_thread(settings, clock) as (url, stop):
+        control_plane = ControlPlane(url, folder, settings, clock, stop)
         with control_plane.http:
             yield control_plane
 
 
 @contextmanager
-def _in_a_thread(settings: Settings, clock: Callable[[], float]) -> Iterator[str]:
+def _in_a_thread(settings: Settings, clock: Callable[[], float]) -> Iterator[tuple[str, Callable[[], None]]]:
     started, failure = threading.Event(), []
     state: dict[str, Any] = {}
 
@@ -142,10 +144,15 @@ def _in_a_thread(settings: Settings, clock: Callable[[], float]) -> Iterator[str
     if failure:
         thread.join()
         raise failure[0]
+
+    def stop() -> None:
+        if thread.is_alive():
+            state["loop"].call_soon_threadsafe(state["stop"].set)
+            thread.join()
+
     try:
-        yield state["url"]
+        yield state["url"], stop
     finally:
-        state["loop"].call_soon_threadsafe(state["stop"].set)
-        thread.join()
+        stop()
     if failure:
         raise failure[0]
