@@ -119,7 +119,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     async def secure(self, context: ssl.SSLContext, host: str) -> None:
         """TLS, verified for the host. Raises `ssl.SSLError` or `ConnectionError`."""
-        assert self._transport is not None
+        if self._closed or self._transport is None:
+            raise ConnectionResetError("the upstream spoke, or hung up, before TLS")
         self._established = self._loop.create_future()
         self._tls = TlsLayer(
             loop=self._loop,
