@@ -1,0 +1,184 @@
+"""The audit trail: what proxies report, what the control plane itself decided, and how both are read."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.control_plane.serving import PROXY
+from tests.control_plane.workspace import SECRET, Json, Workspace
+
+
+def report(workspace: Workspace, *events: Json, dropped: int = 0) -> httpx.Response:
+    return workspace.control_plane.http.post(
+        "/internal/audit", json={"events": list(events), "dropped": dropped}, auth=PROXY
+    )
+
+
+def event(workspace: Workspace, number: int = 1, **fields: Any) -> Json:
+    return {
+        "event_id": f"ev-{workspace.tenant}-{number}",
+        "at": 1_700_000_000.5 + number,
+        "request_id": f"req-{number}",
+        "action": "swap",
+        "tenant": workspace.tenant,
+        "subject": "alice",
+        "method": "GET",
+        "host": "api.example.com",
+        "path": "/v1/models",
+        "status": 200,
+    } | fields
+
+
+def reported(workspace: Workspace, **query: Any) -> list[Json]:
+    return [item for item in workspace.audit(**query) if item["event_id"].startswith("ev-")]
+
+
+def whole_trail(workspace: Workspace) -> list[Json]:
+    """Every tenant's events, and those of none."""
+    items: list[Json] = []
+    while page := workspace.control_plane.admin(
+        "GET", "/v1/audit", params={"limit": 1000, "after": items[-1]["sequence"] if items else 0}
+    ).json()["items"]:
+        items += page
+    return items
+
+
+def test_what_a_proxy_reports_is_read_back(workspace: Workspace) -> None:
+    sent = event(workspace)
+
+    response = report(workspace, sent)
+
+    (found,) = reported(workspace)
+    assert response.status_code == 204
+    assert {name: found[name] for name in sent} == sent
+    assert found["extra"] == {"reported_by": "test-proxy"}
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py", 'new.on_conflict_do_nothing(index_elements=["event_id"])', "new"
+)
+def test_a_batch_that_is_sent_again_is_stored_once(workspace: Workspace) -> None:
+    batch = [event(workspace, number) for number in range(3)]
+
+    answers = [report(workspace, *batch, dropped=2), report(workspace, *batch, dropped=2)]
+    report(workspace, *batch, event(workspace, 3))
+
+    assert [answer.status_code for answer in answers] == [204, 204]
+    assert [item["event_id"] for item in reported(workspace)] == [item["event_id"] for item in batch] + [
+        f"ev-{workspace.tenant}-3"
+    ]
+
+
+def test_lost_events_leave_a_gap_that_says_how_many(workspace: Workspace) -> None:
+    report(workspace, event(workspace), dropped=7)
+
+    everything = whole_trail(workspace)
+
+    before = everything[[item["event_id"] for item in everything].index(f"ev-{workspace.tenant}-1") - 1]
+    assert (before["action"], before["extra"]["dropped"]) == ("gap", "7")
+    assert "7 events were lost" in before["detail"]
+
+
+def test_a_gap_alone_is_reported_too(workspace: Workspace) -> None:
+    before = len(whole_trail(workspace))
+
+    assert report(workspace, dropped=3).status_code == 204
+
+    after = whole_trail(workspace)
+    assert [item["action"] for item in after[before:]] == ["gap"]
+
+
+@pytest.mark.guards("control_plane/core/audit.py", "return redact(path_alone).translate(_CONTROLS)", "return text")
+def test_a_record_is_cleaned_once_more_before_it_is_stored(granted: Workspace) -> None:
+    placeholder = granted.exchange()["access_token"]
+    dirty = event(
+        granted,
+        path=f"/v1/{placeholder}?key=value",
+        detail=f"quoted {placeholder} here",
+        subject="a\nb\0c",
+        extra={"note": placeholder},
+    )
+
+    response = report(granted, dirty | {"hint": "x" * 5_000})
+
+    (found,) = reported(granted)
+    assert response.status_code == 204
+    assert placeholder not in str(found)
+    assert found["path"] == "/v1/{placeholder}"
+    assert found["detail"] == "quoted {placeholder} here"
+    assert found["subject"] == "a�b�c"
+    assert len(found["hint"]) == 256
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"events": [{"event_id": 1}]}', b'{"events": {}}', b"{"])
+def test_what_is_no_batch_is_an_error_and_stores_nothing(workspace: Workspace, body: bytes) -> None:
+    response = workspace.control_plane.http.post("/internal/audit", content=body, auth=PROXY)
+
+    assert (response.status_code, response.json()["code"]) == (400, "malformed_request")
+
+
+def test_a_large_batch_is_taken_and_a_huge_one_is_not(workspace: Workspace) -> None:
+    many = [event(workspace, number, path="/" + "x" * 250) for number in range(2_000)]
+
+    taken = report(workspace, *many)
+    refused = workspace.control_plane.http.post("/internal/audit", content=b"[" + b" " * 9_000_000, auth=PROXY)
+
+    assert taken.status_code == 204
+    assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
+
+
+def test_the_trail_is_read_in_pages_in_its_order(workspace: Workspace) -> None:
+    report(workspace, *[event(workspace, number) for number in range(10)])
+
+    pages, after = [], 0
+    while page := workspace.audit(after=after, limit=4):
+        pages.append(page)
+        after = page[-1]["sequence"]
+
+    sequences = [item["sequence"] for page in pages for item in page]
+    assert sequences == sorted(set(sequences))
+    assert [item for page in pages for item in page] == workspace.audit()
+
+
+def test_a_request_is_found_by_its_id(workspace: Workspace) -> None:
+    report(workspace, event(workspace, 1), event(workspace, 2), event(workspace, 3, request_id="req-2"))
+
+    assert [item["event_id"][-1] for item in reported(workspace, request_id="req-2")] == ["2", "3"]
+    assert reported(workspace, request_id="req-none") == []
+
+
+def test_a_tenants_trail_has_no_event_of_another(workspace: Workspace, other_workspace: Workspace) -> None:
+    report(workspace, event(workspace), event(other_workspace), event(workspace, 2, tenant=None))
+
+    assert {item["tenant"] for item in workspace.audit()} == {workspace.tenant}
+    assert {item["tenant"] for item in other_workspace.audit()} == {other_workspace.tenant}
+    everything = whole_trail(workspace)
+    assert [item["event_id"] for item in everything if item["event_id"] == f"ev-{workspace.tenant}-2"]
+
+
+def test_every_act_of_the_administrator_is_in_the_trail(workspace: Workspace) -> None:
+    workspace.add_credential()
+    grant = workspace.grant()
+    workspace.patch_credential({"variables": ["X"]})
+    workspace.rotate("a-new-key")
+    session = workspace.open_session()
+    workspace.exchange(session)
+    workspace.end_session(session)
+    workspace.remove_grant(grant)
+    rule = workspace.control_plane.made("POST", workspace.path("allow-rules"), {"host": "pypi.org"})
+    workspace.control_plane.made("DELETE", workspace.path(f"allow-rules/{rule['id']}"))
+    workspace.control_plane.made("DELETE", workspace.path("credentials/example"))
+    workspace.control_plane.made("DELETE", f"/v1/clients/{workspace.runtime}")
+
+    trail = workspace.audit()
+
+    assert [item["action"] for item in trail] == [
+        *("tenant.add", "client.add", "credential.add", "grant.add", "credential.change", "credential.rotate"),
+        *("session.open", "exchange", "session.end", "grant.remove", "allow.add", "allow.remove"),
+        *("credential.delete", "client.delete"),
+    ]
+    assert all(item["extra"]["by"] in ("administrator", workspace.runtime) for item in trail)
+    assert all(item["request_id"].startswith("req_") for item in trail)
+    assert SECRET not in str(trail)
+    assert "a-new-key" not in str(trail)
