@@ -31,6 +31,7 @@ from control_plane.contract.wire import (
     ResolveAnswer,
     ResolvedPlaceholder,
 )
+from egress_proxy.core.plan import PLAN_SECONDS
 from egress_proxy.core.view import KnownCaller, Resolved
 
 MAX_AGE_SECONDS: Final = 60.0
@@ -65,6 +66,7 @@ class _Shelf(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.removals = 0
         self._entries: OrderedDict[Hashable, _Entry[T]] = OrderedDict()
         self._by_tag: dict[Tag, set[Hashable]] = {}
 
@@ -89,6 +91,7 @@ class _Shelf(Generic[T]):
         entry = self._entries.pop(key, None)
         if entry is None:
             return
+        self.removals += 1
         for tag in entry.tags:
             keys = self._by_tag[tag]
             keys.discard(key)
@@ -100,6 +103,7 @@ class _Shelf(Generic[T]):
             self.remove(key)
 
     def clear(self) -> None:
+        self.removals += len(self._entries)
         self._entries.clear()
         self._by_tag.clear()
 
@@ -119,6 +123,7 @@ class Cache:
         self._recent: deque[Event] = deque(maxlen=REMEMBERED_EVENTS)
         self._heard_at: float | None = None
         self._tag_keys: tuple[bytes, ...] = ()
+        self._rings = 0
         self._limit = limit
         self.epoch: str | None = None
         self.sequence = 0
@@ -129,6 +134,10 @@ class Cache:
     @property
     def tag_keys(self) -> tuple[bytes, ...]:
         return self._tag_keys
+
+    @property
+    def revision(self) -> int:
+        return self._callers.removals + self._policies.removals + self._placeholders.removals + self._rings
 
     def caller(self, fingerprint: str) -> KnownCaller | Refused | None:
         entry = self._callers.get(fingerprint)
@@ -153,7 +162,7 @@ class Cache:
         limit = MAX_AGE_SECONDS
         if self._heard_at is None or now - self._heard_at > SILENCE_SECONDS:
             limit = min(limit, max(SILENT_AGE_SECONDS, max_stale_seconds))
-        return now - taken_at <= limit
+        return now - taken_at <= limit - PLAN_SECONDS  # a plan made of it may be used for so long
 
     def _no(self, ask: Ask) -> Refused | None:
         found = self._noes.get(ask)
@@ -183,7 +192,8 @@ class Cache:
 
     def set_tag_keys(self, keys: tuple[bytes, ...], *, epoch: str, as_of: int) -> None:
         """The ring, and where the outbox stands: that is where events are read on from."""
-        self._tag_keys = keys
+        if keys != self._tag_keys:
+            self._tag_keys, self._rings = keys, self._rings + 1
         if self.epoch is None:
             self.sequence = as_of
         elif self.epoch != epoch or as_of < self.sequence:

@@ -23,6 +23,7 @@ from control_plane.contract.destination import InvalidDestinationError, canonica
 from control_plane.contract.placeholder import ForgedTokenError, GenuineToken, TokenKind, parse
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import AuditEvent
+from egress_proxy.audit import RepeatedEvent
 from egress_proxy.ca import UnusableCaError
 from egress_proxy.client_hello import (
     MAX_CLIENT_HELLO_BYTES,
@@ -41,6 +42,7 @@ from egress_proxy.core.http1 import (
     RequestHead,
     parse_request_head,
 )
+from egress_proxy.core.plan import Plan
 from egress_proxy.exchange import Exchange
 from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, read_preamble
 from egress_proxy.refusals import render_refusal
@@ -80,6 +82,8 @@ class ClientConnection(asyncio.Protocol):
         "_misdirected",
         "_opener_credential",
         "_out",
+        "_plan",
+        "_plan_event",
         "_request_id",
         "_since",
         "_stage",
@@ -107,6 +111,8 @@ class ClientConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._head: RequestHead | None = None
+        self._plan: Plan | None = None
+        self._plan_event: RepeatedEvent | None = None
         self._has_partial_head = False
         self._request_id = ""
         self._is_busy = False
@@ -344,7 +350,11 @@ class ClientConnection(asyncio.Protocol):
         except RefusedError as refused:
             self._refuse(refused.refusal, close=True)
             return
-        decision = self._decide(head)
+        plan = self._plan
+        if plan is not None and plan.fits(head, revision=self.services.view.revision, now=self.services.clock()):
+            decision: Forward | Tunnel | Resolve | Refuse = plan.forward
+        else:
+            decision = self._decide(head)
         if type(decision) is Forward:
             upstream = self._warm_upstream(decision)
             if upstream is not None:
@@ -448,6 +458,14 @@ class ClientConnection(asyncio.Protocol):
             if upstream is not None:
                 services.upstreams.give_back(upstream)
 
+    def _plan_for(self, forward: Forward, head: RequestHead) -> Plan:
+        """What was decided, ready to be carried out; remembered for the connection's next request."""
+        if self._plan is None or self._plan.forward is not forward:
+            services = self.services
+            self._plan = Plan(head, forward, revision=services.view.revision, now=services.clock())
+            self._plan_event = RepeatedEvent(self._event("swap" if forward.swaps else "forward", forward=forward))
+        return self._plan
+
     def _start(self, forward: Forward, upstream: UpstreamConnection, *, is_retry: bool = False) -> None:
         services = self.services
         if forward.swaps and not services.audit.admits_swap(forward.caller.tenant):
@@ -465,9 +483,11 @@ class ClientConnection(asyncio.Protocol):
         if not upstream.is_reusable:  # it died between the dial and now
             self._refuse(Refusal(RefusalCode.UPSTREAM_UNREACHABLE, "The destination hung up."), forward=forward)
             return
+        assert self._head is not None
         exchange = Exchange(
             self,
-            forward,
+            self._plan_for(forward, self._head),
+            self._head,
             request_id=self._request_id,
             proxy_credential=self._facts.proxy_credential,
             loop=services.loop,
@@ -476,7 +496,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = exchange
         services.exchanges.add(exchange)
         if not is_retry:
-            self._record("swap" if forward.swaps else "forward", forward=forward)
+            self._record_again()
             if forward.swaps:
                 services.counters.swaps += 1
             else:
@@ -625,6 +645,14 @@ class ClientConnection(asyncio.Protocol):
         except Exception:  # the border's border
             self.abort()
 
+    def _record_again(self) -> None:
+        """The audit event of a request that goes: that of its plan, under its own name."""
+        services = self.services
+        event = self._plan_event
+        assert event is not None
+        encoded = event.encode(event_id=services.request_ids.next(), at=services.clock(), request_id=self._request_id)
+        services.audit.record_encoded(event.tenant, encoded)
+
     def _record(
         self,
         action: str,
@@ -635,6 +663,30 @@ class ClientConnection(asyncio.Protocol):
         status: int | None = None,
     ) -> None:
         """The audit event of this decision; and for a refusal the log line."""
+        event = self._event(action, refusal=refusal, decided=decided, forward=forward, status=status)
+        self.services.audit.record(event)
+        if refusal is not None:
+            log.info(
+                "refused",
+                code=refusal.code.value,
+                true_code=refusal.audited_code.value,
+                request_id=self._request_id,
+                tenant=event.tenant,
+                method=event.method,
+                host=event.host,
+                path=event.path,
+                listener=event.listener,
+            )
+
+    def _event(
+        self,
+        action: str,
+        *,
+        refusal: Refusal | None = None,
+        decided: Refuse | None = None,
+        forward: Forward | None = None,
+        status: int | None = None,
+    ) -> AuditEvent:
         services, facts, head = self.services, forward or decided, self._head
         caller = facts.caller if facts is not None else None
         endpoint = facts.endpoint if facts is not None else self._facts.tunnel
@@ -642,7 +694,7 @@ class ClientConnection(asyncio.Protocol):
             binding = forward.bindings[0] if forward.bindings else None
         else:
             binding = decided.binding if decided is not None else None
-        event = AuditEvent(
+        return AuditEvent(
             event_id=services.request_ids.next(),
             at=services.clock(),
             request_id=self._request_id,
@@ -667,19 +719,6 @@ class ClientConnection(asyncio.Protocol):
             listener=self._facts.mode.value,
             proxy=services.proxy_id,
         )
-        services.audit.record(event)
-        if refusal is not None:
-            log.info(
-                "refused",
-                code=refusal.code.value,
-                true_code=refusal.audited_code.value,
-                request_id=self._request_id,
-                tenant=event.tenant,
-                method=event.method,
-                host=event.host,
-                path=event.path,
-                listener=event.listener,
-            )
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 

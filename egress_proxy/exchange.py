@@ -27,13 +27,15 @@ from egress_proxy.core.http1 import (
     ChunkedReader,
     ChunkError,
     Framing,
+    RequestHead,
     ResponseHead,
     UpstreamProtocolError,
     chunk,
     parse_response_head,
 )
+from egress_proxy.core.plan import Plan
 from egress_proxy.core.scrub import Scrubber
-from egress_proxy.core.substitution import needles, render_request, render_response
+from egress_proxy.core.substitution import render_response
 from egress_proxy.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ class Exchange:
         "_upstream",
         "active_at",
         "closes_client",
-        "forward",
+        "head",
+        "plan",
         "proxy_credential",
         "request_id",
         "wants_body",
@@ -77,19 +80,19 @@ class Exchange:
     def __init__(
         self,
         client: "ClientConnection",
-        forward: Forward,
+        plan: Plan,
+        head: RequestHead,
         *,
         request_id: str,
         proxy_credential: GenuineToken | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """`proxy_credential` is the connection's own, where it has one."""
-        head = forward.head
         self._client = client
         self._loop = loop
         self._upstream: UpstreamConnection | None = None
         self._is_on_used_connection = False
-        self._scrubber = Scrubber(needles(forward.swaps)) if forward.swaps else None
+        self._scrubber = Scrubber(plan.needles) if plan.needles else None
         # the request's body
         self.wants_body = head.framing is Framing.CHUNKED or head.content_length > 0
         self._request_left = head.content_length
@@ -106,10 +109,16 @@ class Exchange:
         self._is_paused_by_client = False
         self.active_at = 0.0
         self.closes_client = not head.keep_alive
-        self.forward = forward
+        self.head = head
+        self.plan = plan
         self.proxy_credential = proxy_credential
         self.request_id = request_id
         self.was_retried = False
+
+    @property
+    def forward(self) -> Forward:
+        """What was decided."""
+        return self.plan.forward
 
     @property
     def status(self) -> int | None:
@@ -125,16 +134,13 @@ class Exchange:
 
     def begin(self, upstream: UpstreamConnection, *, client_is_slow: bool) -> None:
         """Send the head; the body follows through `request_data`."""
-        forward = self.forward
         self._upstream = upstream
         self._is_on_used_connection = upstream.was_used
         self.active_at = self._loop.time()
         upstream.reader = self
         if client_is_slow:
             self.client_pause_writing()
-        upstream.write(
-            render_request(forward.head, endpoint=forward.endpoint, target=forward.target, swaps=forward.swaps)
-        )
+        upstream.write(self.plan.render(self.head))
         if self._may_continue:
             self._continue_timer = self._loop.call_later(CONTINUE_SECONDS, self._continue_ourselves)
 
@@ -234,7 +240,7 @@ class Exchange:
                 self._reply_buffer = data
                 return interim
             end += len(HEAD_END)
-            head = parse_response_head(data[:end], request_method=self.forward.head.method)
+            head = parse_response_head(data[:end], request_method=self.head.method)
             data = data[end:]
             if head.status >= 200:
                 return interim + self._final_head(head, data)
@@ -252,7 +258,7 @@ class Exchange:
 
     def _final_head(self, head: ResponseHead, body: bytes) -> bytes:
         self._no_continue()
-        if self._scrubber is not None and head.framing is not Framing.NONE and _is_coded(head):
+        if self._scrubber is not None and head.is_coded and head.framing is not Framing.NONE:
             self._fail(
                 RefusalCode.RESPONSE_LEAK_BLOCKED,
                 "The upstream answered in a content coding that was not asked for, so the reply cannot be searched.",
@@ -347,7 +353,7 @@ class Exchange:
     def _may_be_repeated(self) -> bool:
         """A pooled connection may have been closed at the other end just as it was taken. Only what is safe to carry
         out twice is sent again, and only when nothing of a reply came (RFC 9110 §9.2.2, RFC 9112 §9.3.1)."""
-        head = self.forward.head
+        head = self.head
         is_stale = self._is_on_used_connection and not self.was_retried
         return is_stale and head.method in _REPEATABLE and head.framing is Framing.NONE
 
@@ -362,11 +368,3 @@ class Exchange:
         if self._continue_timer is not None:
             self._continue_timer.cancel()
             self._continue_timer = None
-
-
-def _is_coded(head: ResponseHead) -> bool:
-    return any(
-        field.name == b"content-encoding" and field.value.lower() != b"identity"
-        for field in head.fields
-        if field.special
-    )

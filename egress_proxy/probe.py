@@ -8,6 +8,7 @@ Health that only says "the process is up" was green, elsewhere, while nothing wa
 import asyncio
 import secrets
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -18,7 +19,7 @@ from control_plane.contract.grant import GrantScope
 from control_plane.contract.placeholder import ENTROPY_BYTES, Shape, TokenKind, fingerprint, mint
 from control_plane.contract.placement import BEARER
 from control_plane.contract.secret import Secret
-from control_plane.contract.wire import Ask, AuditBatch, Binding, CallerFacts, Policy, Refused, Route
+from control_plane.contract.wire import Ask, Binding, CallerFacts, Policy, Refused, Route
 from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import LeafContexts
 from egress_proxy.client import ClientConnection
@@ -133,6 +134,7 @@ class _Synthetic:
         tag_key = secrets.token_bytes(32)
         caller = Caller(ClientId("probe"), TenantId("probe"), SubjectId("probe"), SessionId("probe"))
         self.tag_keys = (tag_key,)
+        self.revision = 0
         self.secret = Secret(secrets.token_urlsafe(24))
         self.placeholder_text = _token(TokenKind.PLACEHOLDER, tag_key)
         self._proxy_credential = _token(TokenKind.PROXY_CREDENTIAL, tag_key)
@@ -194,5 +196,5 @@ async def _never_asked(_: Ask) -> None:
     raise AssertionError("the probe's view knows everything")
 
 
-async def _nowhere(_: AuditBatch) -> None:
+async def _nowhere(_: Sequence[bytes], _dropped: int) -> None:
     pass

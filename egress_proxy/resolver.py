@@ -8,7 +8,7 @@ broke off.
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import httpx
@@ -16,19 +16,18 @@ import structlog
 
 from control_plane.contract.secret import Secret
 from control_plane.contract.wire import (
-    AUDIT_BATCH,
     EVENT,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
     SILENCE_SECONDS,
     TAG_KEYS,
     Ask,
-    AuditBatch,
     Event,
     Refused,
     ResolveAnswer,
     ResolveRequest,
     WireError,
+    join_audit_batch,
     read,
     write,
 )
@@ -81,9 +80,9 @@ class ControlPlaneClient:
         except WireError as error:
             raise ControlPlaneError(str(error)) from error
 
-    async def deliver(self, batch: AuditBatch) -> None:
+    async def deliver(self, events: Sequence[bytes], dropped: int) -> None:
         """Raises `ControlPlaneError` unless the batch was taken."""
-        await self._send("POST", "/internal/audit", write(AUDIT_BATCH, batch))
+        await self._send("POST", "/internal/audit", join_audit_batch(events, dropped=dropped))
 
     async def events(self, *, after: int) -> AsyncIterator[Event]:
         """Until the stream breaks or falls silent; then raises `ControlPlaneError`."""

@@ -61,6 +61,7 @@ def canonical_host(untrusted_host: str) -> str:
     return host
 
 
+@lru_cache(maxsize=4096)
 def is_ip_literal(host: str) -> bool:
     """Whether a canonical host is an address rather than a name."""
     return ":" in host or bool(_ALL_NUMERIC.fullmatch(host))

@@ -9,6 +9,7 @@ Frozen dataclasses, checked by pydantic at the edge: `read(RESOLVE_REQUEST, raw)
     POST /internal/audit      AuditBatch -> 204                      idempotent by `event_id`
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
@@ -240,6 +241,7 @@ RESOLVE_REQUEST: Final = TypeAdapter(ResolveRequest)
 RESOLVE_ANSWER: Final = TypeAdapter(ResolveAnswer)
 TAG_KEYS: Final = TypeAdapter(TagKeys)
 EVENT: Final = TypeAdapter(Event)
+AUDIT_EVENT: Final = TypeAdapter(AuditEvent)
 AUDIT_BATCH: Final = TypeAdapter(AuditBatch)
 
 UNDERSTOOD: Final = frozenset(
@@ -276,6 +278,11 @@ def read(adapter: TypeAdapter[T], raw: bytes | str) -> T:
 def write(adapter: TypeAdapter[Any], value: object) -> bytes:
     """One message as JSON."""
     return adapter.dump_json(value)
+
+
+def join_audit_batch(events: Sequence[bytes], *, dropped: int) -> bytes:
+    """An `AuditBatch` of events that are JSON already."""
+    return b'{"events":[%b],"dropped":%d}' % (b",".join(events), dropped)
 
 
 def _where(error: ValueError) -> str:

@@ -6,6 +6,7 @@ is not clearly allowed is refused. Toward a caller of another tenant every refus
 reason goes to the audit trail alone.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -32,7 +33,17 @@ from control_plane.contract.placeholder import (
     redact,
 )
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.wire import Ask, AskCaller, AskPlaceholder, AskPolicy, Binding, Policy, Refused, Route
+from control_plane.contract.wire import (
+    Ask,
+    AskCaller,
+    AskPlaceholder,
+    AskPolicy,
+    Binding,
+    CallerFacts,
+    Policy,
+    Refused,
+    Route,
+)
 from egress_proxy.core.fields import Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
 from egress_proxy.core.substitution import REFERRERS, FoundMark, Swap, find_marks, names_host, placement_of
@@ -91,6 +102,8 @@ class Forward:
     bindings: tuple[Binding, ...]
     route: str | None
     """The reverse route's name."""
+    until: float
+    """Unix seconds: when the first of what this rests on ends."""
 
     @property
     def path(self) -> str:
@@ -150,12 +163,13 @@ def decide_connect(head: RequestHead, connection: Connection, view: CacheView, n
             _refuse(RefusalCode.MISDIRECTED_REQUEST, "The CONNECT target and the Host field name different places.")
 
         # (3) Who is asking?
-        credential, facts.caller = _identify(head, connection, view, now, path_credential=None)
+        credential, known = _identify(head, connection, view, now, path_credential=None)
+        facts.caller = known.caller
 
         # (4) Default deny.
-        policy = _policy(facts.caller, view)
+        policy = _policy(known.caller, view)
         _admit_tunnel(policy, endpoint)
-        return Tunnel(facts.caller, endpoint, credential)
+        return Tunnel(known.caller, endpoint, credential)
     except _AskFirst as question:
         return Resolve(question.ask)
     except RefusedError as refused:
@@ -176,8 +190,8 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         facts.endpoint, facts.target = endpoint, head.target
 
         # (3) Who is asking?
-        _, caller = _identify(head, connection, view, now, path_credential=path_credential)
-        facts.caller = caller
+        _, known = _identify(head, connection, view, now, path_credential=path_credential)
+        facts.caller = caller = known.caller
 
         # (4) What this caller may reach.
         policy = _policy(caller, view)
@@ -193,12 +207,14 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         marks = find_marks(head)
         if not marks:
             allow_private = _admit_bare(policy, endpoint, head.method, raw_path, now)
-            return Forward(caller, endpoint, allow_private, origin_target, head, (), (), _name(route))
+            scopes = [scope for route_ in policy.routes for scope in route_.scopes]
+            until = _first_end(known.expires_at, scopes)
+            return Forward(caller, endpoint, allow_private, origin_target, head, (), (), _name(route), until)
 
         # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
         swaps: list[Swap] = []
         bindings: list[Binding] = []
-        allow_private = False
+        allow_private, until = False, known.expires_at
         for found in marks:
             token = _genuine(found[0], view)
             resolved = _resolve(token, caller, endpoint, view)
@@ -211,12 +227,13 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             allow_private |= _admit_swap(binding, endpoint, head.method, raw_path, now)
             swaps.append(_swap(found, token, resolved))
             bindings.append(binding)
+            until = _first_end(min(until, binding.expires_at), binding.scopes)
 
         # (7) One secret a place, one place a placeholder.
         if len(swaps) > 1 and not _are_apart(swaps, bindings):
             _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
         return Forward(
-            caller, endpoint, allow_private, origin_target, head, tuple(swaps), tuple(bindings), _name(route)
+            caller, endpoint, allow_private, origin_target, head, tuple(swaps), tuple(bindings), _name(route), until
         )
     except _AskFirst as question:
         return Resolve(question.ask)
@@ -347,7 +364,7 @@ _RENEW: Final = "Exchange or renew, and use the proxy_credential of the answer."
 
 def _identify(
     head: RequestHead, connection: Connection, view: CacheView, now: float, *, path_credential: GenuineToken | None
-) -> tuple[GenuineToken, Caller]:
+) -> tuple[GenuineToken, CallerFacts]:
     """The caller, from every proof that the connection and the request give; they must agree."""
     proofs = [connection.proxy_credential, path_credential, *_header_credentials(head, connection, view)]
     given = [proof for proof in proofs if proof is not None]
@@ -375,7 +392,7 @@ def _identify(
         if now - known.asked_at > REASK_SECONDS:
             raise _AskFirst(AskCaller(credential.fingerprint))
         _refuse_credential(connection, RefusalCode.TOKEN_EXPIRED, RefusalCode.TOKEN_EXPIRED)
-    return credential, known.facts.caller
+    return credential, known.facts
 
 
 def _header_credentials(head: RequestHead, connection: Connection, view: CacheView) -> list[GenuineToken]:
@@ -558,6 +575,11 @@ def _admit(
     if not admitting or not any(scope.admits_method(method) for scope in in_path):
         _refuse(RefusalCode.METHOD_DENIED, "The credential or its grant does not cover this method.")
     return any(d.allow_private for d in admitting)
+
+
+def _first_end(until: float, scopes: Iterable[GrantScope]) -> float:
+    """`until`, or the first end among the grants, whether or not the request rests on that one."""
+    return min([until, *(scope.until for scope in scopes if scope.until is not None)])
 
 
 def _swap(found: FoundMark, token: GenuineToken, resolved: Resolved) -> Swap:

@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final
 
 import httptools
 
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from egress_proxy.core.fields import Field, reply_fields, request_fields
+from egress_proxy.core.fields import MAX_REMEMBERED_LINE_BYTES, Field, reply_fields, request_fields
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_REQUEST_LINE_BYTES: Final = 16_384
@@ -25,9 +26,11 @@ MAX_CHUNK_LINE_BYTES: Final = 18  # 16 hex digits and CRLF
 
 HEAD_END: Final = b"\r\n\r\n"
 
-_REQUEST_LINE = re.compile(rb"([A-Z]+(?:-[A-Z]+)*) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])\r\n")
+_REQUEST_LINE = re.compile(rb"([A-Z]+(?:-[A-Z]+)*) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _MIRRORING_METHODS = (b"TRACE", b"TRACK")
+_NO_NAMES: Final[frozenset[bytes]] = frozenset()
+_CONNECTION_OPTIONS = frozenset((b"close", b"keep-alive"))
 _UNNOMINATABLE = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
@@ -48,6 +51,8 @@ class Framing(Enum):
 class RequestHead:
     """A request's head, checked. Not frozen: one is built for every request, and freezing doubles what that costs."""
 
+    line: bytes
+    """The request line, as sent."""
     method: str
     target: bytes
     """As sent: origin-form, absolute-form, authority-form (CONNECT) or `*`."""
@@ -69,35 +74,32 @@ class ResponseHead:
     status: int
     reason: bytes
     fields: list[Field]
+    special: list[Field]
     framing: Framing
     content_length: int
     keep_alive: bool
+    is_coded: bool
+    """Whether the content is in a coding (gzip, …), and so cannot be searched."""
+    removed: frozenset[bytes]
+    """The fields that Connection declares hop-by-hop."""
 
 
 def parse_request_head(raw: bytes) -> RequestHead:
     """One request head, from its first byte to the blank line. Raises `RefusedError`."""
-    # (1) A method that mirrors the request would hand the secret back: it is refused before anything else is read.
-    if raw[:6].partition(b" ")[0].upper() in _MIRRORING_METHODS:
-        raise _refused(
-            RefusalCode.METHOD_NOT_ALLOWED, "TRACE and TRACK mirror the request, and with it the credential."
-        )
-
-    # (2) Sizes.
+    # (1) Sizes.
     line_end = raw.find(b"\r\n")
     if line_end > MAX_REQUEST_LINE_BYTES:
         raise _refused(RefusalCode.URI_TOO_LONG, f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes.")
     if len(raw) > MAX_HEAD_BYTES:
         raise _refused(RefusalCode.HEADERS_TOO_LARGE, f"The head is longer than {MAX_HEAD_BYTES} bytes.")
 
-    # (3) The request line.
-    line = _REQUEST_LINE.match(raw)
-    if line is None:
-        raise _refused(RefusalCode.MALFORMED_REQUEST, "The request line is not 'METHOD target HTTP/1.1'.")
-    method, target, version = line.groups()
-    if version != b"1.1" and not (version == b"1.0" and method == b"CONNECT"):
-        raise _refused(RefusalCode.PROTOCOL_DENIED, "The proxy speaks HTTP/1.1.")
+    # (2) The request line.
+    line = raw[:line_end]
+    method, target, version = (
+        _remembered_request_line(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_request_line(line)
+    )
 
-    # (4) llhttp judges the head as a whole; then every line is one field (it refuses bare CR, bare LF and folding).
+    # (3) llhttp judges the head as a whole; then every line is one field (it refuses bare CR, bare LF and folding).
     verdict = _Verdict()
     try:
         httptools.HttpRequestParser(verdict).feed_data(raw)
@@ -111,7 +113,7 @@ def parse_request_head(raw: bytes) -> RequestHead:
     if len(fields) > MAX_HEADERS:
         raise _refused(RefusalCode.HEADERS_TOO_LARGE, f"The head has more than {MAX_HEADERS} fields.")
 
-    # (5) What llhttp leaves open.
+    # (4) What llhttp leaves open.
     special = [field for field in fields if field.special]
     host: bytes | None = None
     framing, content_length = Framing.NONE, 0
@@ -137,13 +139,32 @@ def parse_request_head(raw: bytes) -> RequestHead:
             if value.lower() != b"100-continue":
                 raise _refused(RefusalCode.MALFORMED_REQUEST, "The only expectation understood is 100-continue.")
             expects_continue = True
-    if host is None and method != b"CONNECT":
+    if host is None and method != "CONNECT":
         raise _refused(RefusalCode.MALFORMED_REQUEST, "The request has no Host field.")
-    if method == b"CONNECT":
+    if method == "CONNECT":
         framing, content_length = Framing.NONE, 0  # RFC 9110 §9.3.6: a CONNECT has no content
     return RequestHead(
-        method.decode("ascii"), target, fields, special, host, framing, content_length, keep_alive, expects_continue
+        line, method, target, fields, special, host, framing, content_length, keep_alive, expects_continue
     )
+
+
+def _judge_request_line(line: bytes) -> tuple[str, bytes, bytes]:
+    """(method, target, version). Raises `RefusedError`."""
+    # A method that mirrors the request would hand the secret back: it is refused before anything else is read.
+    if line[:6].partition(b" ")[0].upper() in _MIRRORING_METHODS:
+        raise _refused(
+            RefusalCode.METHOD_NOT_ALLOWED, "TRACE and TRACK mirror the request, and with it the credential."
+        )
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise _refused(RefusalCode.MALFORMED_REQUEST, "The request line is not 'METHOD target HTTP/1.1'.")
+    method, target, version = match.groups()
+    if version != b"1.1" and not (version == b"1.0" and method == b"CONNECT"):
+        raise _refused(RefusalCode.PROTOCOL_DENIED, "The proxy speaks HTTP/1.1.")
+    return method.decode("ascii"), target, version
+
+
+_remembered_request_line = lru_cache(maxsize=4096)(_judge_request_line)
 
 
 def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
@@ -171,35 +192,43 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     if len(fields) > MAX_HEADERS:
         raise UpstreamProtocolError("the reply has too many fields")
 
+    special = [field for field in fields if field.special]
     framing, content_length = Framing.UNTIL_CLOSE, 0
-    for field in fields:
-        if not field.special:
-            continue
-        if field.name == b"content-length":
+    is_coded, removed = False, _NO_NAMES
+    for field in special:
+        name = field.name
+        if name == b"content-length":
             framing, content_length = Framing.LENGTH, int(field.value)
-        elif field.name == b"transfer-encoding":
+        elif name == b"transfer-encoding":
             if field.value.lower() != b"chunked" or framing is not Framing.UNTIL_CLOSE or minor_version == b"0":
                 raise UpstreamProtocolError("the reply's transfer coding is not one 'chunked'")
             framing = Framing.CHUNKED
+        elif name == b"connection":
+            removed |= connection_tokens(field.value)
+        elif name == b"content-encoding":
+            is_coded = is_coded or field.value.lower() != b"identity"
     if request_method == "HEAD" or status < 200 or status in (204, 304):  # RFC 9112 §6.3
         framing = Framing.NONE
     # llhttp is not asked: after a reply of no content it has forgotten the length, and says "close".
-    keep_alive = minor_version == b"1" and framing is not Framing.UNTIL_CLOSE and b"close" not in nominated(fields)
-    return ResponseHead(status, reason, fields, framing, content_length, keep_alive)
+    keep_alive = minor_version == b"1" and framing is not Framing.UNTIL_CLOSE and b"close" not in removed
+    return ResponseHead(
+        status, reason, fields, special, framing, content_length, keep_alive, is_coded, removed - _CONNECTION_OPTIONS
+    )
 
 
-def connection_tokens(value: bytes) -> set[bytes]:
+@lru_cache(maxsize=1024)
+def connection_tokens(value: bytes) -> frozenset[bytes]:
     """The options of a Connection field, lower case."""
-    return {token.strip().lower() for token in value.split(b",")}
+    return frozenset(token.strip().lower() for token in value.split(b","))
 
 
-def nominated(fields: list[Field]) -> frozenset[bytes]:
+def nominated(special: list[Field]) -> frozenset[bytes]:
     """Every field that this message's Connection fields declare hop-by-hop."""
-    named: frozenset[bytes] = frozenset()
-    for field in fields:
-        if field.special and field.name == b"connection":
+    named = _NO_NAMES
+    for field in special:
+        if field.name == b"connection":
             named |= connection_tokens(field.value)
-    return named
+    return named - _CONNECTION_OPTIONS
 
 
 class _Verdict:

@@ -7,20 +7,19 @@ What this is for: accidental reflection (echoes, error messages that quote a fie
 always encode it in a way nobody looks for.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 _MASK: Final = b"*"
 
 
 class Scrubber:
-    """Scrubs one reply. `needles` are the secrets in the forms to look for; `hits` counts what was overwritten."""
+    """Scrubs one reply. `hits` counts what was overwritten."""
 
     __slots__ = ("_held", "_needles", "hits")
 
-    def __init__(self, needles: Iterable[bytes]) -> None:
-        # The longest first: a needle that contains another must be seen whole.
-        self._needles = sorted((needle for needle in needles if needle), key=len, reverse=True)
+    def __init__(self, needles: tuple[bytes, ...]) -> None:
+        """The secrets in the forms to look for, the longest first: one that contains another must be seen whole."""
+        self._needles = needles
         self._held = b""
         self.hits = 0
 
@@ -45,9 +44,8 @@ class Scrubber:
 
     def _overwrite(self, window: bytes) -> bytes:
         for needle in self._needles:
-            found = window.count(needle)
-            if found:
-                self.hits += found
+            if needle in window:
+                self.hits += window.count(needle)
                 window = window.replace(needle, _MASK * len(needle))
         return window
 

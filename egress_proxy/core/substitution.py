@@ -15,7 +15,7 @@ from control_plane.contract.placeholder import GenuineToken
 from control_plane.contract.placement import BasicPlacement, HeaderPlacement, Placement, QueryPlacement
 from control_plane.contract.secret import Secret
 from egress_proxy.core.fields import HOP_BY_HOP, Field, Mark, Slot, target_marks
-from egress_proxy.core.http1 import Framing, RequestHead, ResponseHead, nominated
+from egress_proxy.core.http1 import Framing, RequestHead, ResponseHead
 
 _PASSWORDS_BESIDE_A_TOKEN_USER = frozenset(("", "x-oauth-basic"))
 
@@ -99,31 +99,30 @@ def wire_value(placement: Placement, secret: Secret) -> bytes:
 
 
 def needles(swaps: tuple[Swap, ...]) -> tuple[bytes, ...]:
-    """What to look for in the reply: each secret raw, and in the form it was sent in."""
+    """What to look for in the reply: each secret raw, and in the form it was sent in. The longest first."""
     found: dict[bytes, None] = {}
     for swap in swaps:
         found[swap.secret.reveal().encode()] = None
         if not isinstance(swap.placement, HeaderPlacement):
             found[wire_value(swap.placement, swap.secret).removeprefix(b"Basic ")] = None
-    return tuple(found)
+    return tuple(sorted(found, key=len, reverse=True))
 
 
-def render_request(head: RequestHead, *, endpoint: Endpoint, target: bytes, swaps: tuple[Swap, ...]) -> bytes:
-    """The head that goes upstream. `target` is in origin-form (or `*`), still with its placeholder.
+def render_opening(head: RequestHead, *, endpoint: Endpoint, target: bytes, swaps: tuple[Swap, ...]) -> bytes:
+    """The request line and Host. `target` is in origin-form (or `*`), still with its placeholder."""
+    line = b"%b %b HTTP/1.1" % (head.method.encode(), _swapped_target(target, swaps))
+    return line + b"\r\nHost: " + authority(endpoint.host, endpoint.port, endpoint.scheme).encode()
 
-    The result holds the secret: write it, and keep it nowhere.
-    """
-    removed = nominated(head.special)
+
+def dropped_lines(head: RequestHead, swaps: tuple[Swap, ...]) -> frozenset[bytes]:
+    """The special lines that do not go on: the hop's own, ours, and those that the closing sets anew."""
     slots = frozenset([_slot_name(swap.placement) for swap in swaps])
-    lines = [
-        b"%b %b HTTP/1.1" % (head.method.encode(), _swapped_target(target, swaps)),
-        b"Host: " + authority(endpoint.host, endpoint.port, endpoint.scheme).encode(),
-    ]
-    lines += [field.line for field in head.fields if not (field.special and _is_dropped(field, slots))]
-    if removed:
-        lines[2:] = [line for line in lines[2:] if line.partition(b":")[0].lower() not in removed]
-    if head.framing is Framing.CHUNKED:
-        lines.append(b"Transfer-Encoding: chunked")
+    return frozenset([field.line for field in head.special if _is_dropped(field, slots)])
+
+
+def render_closing(head: RequestHead, swaps: tuple[Swap, ...]) -> bytes:
+    """The fields that the proxy itself sets, the secret last, and the blank line."""
+    lines = [b"Transfer-Encoding: chunked"] if head.framing is Framing.CHUNKED else []
     if swaps:
         lines.append(b"Accept-Encoding: identity")  # what is compressed cannot be scanned on its way back
     for swap in swaps:
@@ -178,17 +177,16 @@ def names_host(field: Field, host: bytes) -> bool:
     return bool(found) and rest[:1] in (b"", b"/", b"?", b"#")
 
 
-_NOT_PASSED_BACK: Final = frozenset((b"alt-svc", b"strict-transport-security", b"transfer-encoding"))
-"""The first two would lead the client past the proxy, or bind the proxy's own name."""
+_NOT_PASSED_BACK: Final = HOP_BY_HOP | {b"transfer-encoding", b"alt-svc", b"strict-transport-security"}
+"""The last two would lead the client past the proxy, or bind the proxy's own name."""
 
 
 def render_response(head: ResponseHead, *, framing: Framing, close: bool) -> bytes:
     """The reply's head as the client gets it, still to be scrubbed. `framing` is how its body goes to the client."""
-    removed = nominated(head.fields)
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
     lines += [field.line for field in head.fields if not (field.special and _is_not_passed_back(field))]
-    if removed:
-        lines[1:] = [line for line in lines[1:] if line.partition(b":")[0].lower() not in removed]
+    if head.removed:
+        lines[1:] = [line for line in lines[1:] if line.partition(b":")[0].lower() not in head.removed]
     if framing is Framing.CHUNKED:
         lines.append(b"Transfer-Encoding: chunked")
     if close:
@@ -198,4 +196,4 @@ def render_response(head: ResponseHead, *, framing: Framing, close: bool) -> byt
 
 
 def _is_not_passed_back(field: Field) -> bool:
-    return field.ours or field.name in HOP_BY_HOP or field.name in _NOT_PASSED_BACK
+    return field.ours or field.name in _NOT_PASSED_BACK

@@ -45,7 +45,7 @@ def test_how_a_stream_is_cut_never_changes_what_is_sent(words: list[bytes], plac
 
 
 def test_what_cannot_be_a_secrets_beginning_passes_at_once() -> None:
-    scrubber = Scrubber([SECRET])
+    scrubber = Scrubber((SECRET,))
 
     assert scrubber.feed(b"data: hello\n\n") == b"data: hello\n\n"
     assert scrubber.feed(b"data: sk-re") == b"data: "
@@ -53,7 +53,7 @@ def test_what_cannot_be_a_secrets_beginning_passes_at_once() -> None:
 
 
 def test_several_needles_are_all_scrubbed_and_counted() -> None:
-    scrubber = Scrubber([b"first-secret", b"c2Vjb25k"])
+    scrubber = Scrubber((b"first-secret", b"c2Vjb25k"))
 
     assert scrubber.feed(b"a first-secret b c2Vjb25k c first-") == b"a ************ b ******** c "
     assert scrubber.feed(b"secret") == b"************"
@@ -64,7 +64,7 @@ def test_several_needles_are_all_scrubbed_and_counted() -> None:
 def test_a_head_is_scrubbed_and_keeps_its_length() -> None:
     head = b"HTTP/1.1 200 " + SECRET + b"\r\nLocation: https://x/?k=" + SECRET + b"\r\n\r\n"
 
-    out = Scrubber([SECRET]).head(head)
+    out = Scrubber((SECRET,)).head(head)
 
     assert SECRET not in out
     assert len(out) == len(head)

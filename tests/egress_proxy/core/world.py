@@ -20,7 +20,7 @@ from control_plane.contract.secret import Secret
 from control_plane.contract.wire import Binding, CallerFacts, Policy, Refused, Route
 from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Resolve, decide
 from egress_proxy.core.http1 import parse_request_head
-from egress_proxy.core.substitution import render_request
+from egress_proxy.core.plan import Plan
 from egress_proxy.core.view import KnownCaller, Resolved
 
 NOW = 1_800_000_000.0
@@ -45,6 +45,7 @@ class World:
     policies: dict[Caller, Policy | Refused] = field(default_factory=dict)
     placeholders: dict[str, Resolved | Refused] = field(default_factory=dict)
     count: int = 1
+    revision: int = 0
 
     def caller(self, fingerprint: str) -> KnownCaller | Refused | None:
         return self.callers.get(fingerprint)
@@ -124,7 +125,7 @@ def ask(raw: bytes, connection: Connection, world: World, now: float = NOW) -> F
 def sent(decision: Forward | Resolve | Refuse) -> bytes:
     """The head that goes upstream."""
     assert isinstance(decision, Forward), decision
-    return render_request(decision.head, endpoint=decision.endpoint, target=decision.target, swaps=decision.swaps)
+    return Plan(decision.head, decision, revision=0, now=NOW).render(decision.head)
 
 
 def code(decision: object) -> str:

@@ -1,0 +1,127 @@
+"""A decision carried out again: only where deciding anew would give the same answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.contract.grant import GrantScope
+from control_plane.contract.placeholder import has_marker
+from egress_proxy.core.decision import Forward
+from egress_proxy.core.http1 import parse_request_head
+from egress_proxy.core.plan import PLAN_SECONDS, Plan
+from tests.egress_proxy.core.world import ALICE, NOW, SECRET, World, ask, head_of, tunnel_to
+
+PLAN = "egress_proxy/core/plan.py"
+URL = "https://api.test"
+
+
+def plan_of(world: World, *lines: str, line: str = "POST /v1 HTTP/1.1") -> Plan:
+    raw = head_of(line, *lines)
+    decision = ask(raw, tunnel_to(URL, world.proxy_credential(ALICE)), world)
+    assert isinstance(decision, Forward)
+    return Plan(parse_request_head(raw), decision, revision=7, now=NOW)
+
+
+def fits(plan: Plan, *lines: str, line: str = "POST /v1 HTTP/1.1", revision: int = 7, now: float = NOW) -> bool:
+    return plan.fits(parse_request_head(head_of(line, *lines)), revision=revision, now=now)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_head_that_differs_in_plain_fields_and_length_alone_fits(world: World) -> None:
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL)}"
+    plan = plan_of(world, bearer, "Content-Length: 1", "X-Plain: 1")
+
+    assert fits(plan, bearer, "Content-Length: 22", "X-Plain: 2", "X-More: 3")
+
+
+@pytest.mark.guards(PLAN, "            and head.line == self._line\n", "")
+def test_another_request_line_does_not_fit(world: World) -> None:
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL)}"
+    plan = plan_of(world, bearer)
+
+    assert not fits(plan, bearer, line="DELETE /v1 HTTP/1.1")
+    assert not fits(plan, bearer, line="POST /v2 HTTP/1.1")
+
+
+@pytest.mark.guards(PLAN, "            and _decisive(head) == self._special\n", "")
+def test_another_special_field_does_not_fit(world: World) -> None:
+    first, second = world.credential(ALICE, URL), world.credential(ALICE, URL, name="b")
+    bearer = f"Authorization: Bearer {first}"
+    plan = plan_of(world, bearer)
+
+    assert fits(plan, bearer)
+    for lines in (
+        [f"Authorization: Bearer {second}"],
+        [],
+        [bearer, f"X-Other: {second}"],
+        [bearer, "Connection: close"],
+        [bearer, "X_Underscore: 1"],
+        [bearer, "Transfer-Encoding: chunked"],
+        [bearer, bearer],
+    ):
+        assert not fits(plan, *lines)
+
+
+@pytest.mark.guards(PLAN, "            revision == self._revision\n", "            True\n")
+def test_nothing_fits_once_the_view_has_changed(world: World) -> None:
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL)}"
+    plan = plan_of(world, bearer)
+
+    assert not fits(plan, bearer, revision=8)
+
+
+@pytest.mark.parametrize("ends", ["placeholder", "grant", "plan"])
+@pytest.mark.guards(PLAN, "            and now < self._until\n", "")
+@pytest.mark.guards(PLAN, "min(forward.until, now + PLAN_SECONDS)", "now + PLAN_SECONDS")
+def test_a_plan_ends_with_the_first_thing_it_rests_on(world: World, ends: str) -> None:
+    soon = NOW + 0.1
+    expires_at = soon if ends == "placeholder" else NOW + 900
+    scopes = (GrantScope(until=soon if ends == "grant" else None),)
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL, expires_at=expires_at, scopes=scopes)}"
+    plan = plan_of(world, bearer)
+    end = NOW + PLAN_SECONDS if ends == "plan" else soon
+
+    assert fits(plan, bearer, now=end - 0.05)
+    assert not fits(plan, bearer, now=end)
+
+
+def test_a_plan_ends_with_its_callers_credential(world: World) -> None:
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL)}"
+    raw = head_of("POST /v1 HTTP/1.1", bearer)
+    decision = ask(raw, tunnel_to(URL, world.proxy_credential(ALICE, expires_at=NOW + 0.1)), world)
+
+    assert isinstance(decision, Forward)
+    assert decision.until == NOW + 0.1
+
+
+@given(
+    st.lists(st.sampled_from(["X-A: 1", "x-b: 2", "Accept: */*", "X-Mine: secret-ish"]), max_size=6),
+    st.integers(0, 999),
+)
+@pytest.mark.guards(PLAN, " and field.name not in self._removed", "")
+def test_a_repeated_head_is_rendered_as_if_it_were_decided_anew(plain: list[str], length: int) -> None:
+    world = World()
+    bearer, nominating = f"Authorization: Bearer {world.credential(ALICE, URL)}", "Connection: keep-alive, X-Mine"
+    plan = plan_of(world, bearer, nominating, "Content-Length: 5")
+    raw = head_of("POST /v1 HTTP/1.1", *plain, bearer, nominating, f"Content-Length: {length}")
+
+    head = parse_request_head(raw)
+
+    assert plan.fits(head, revision=7, now=NOW)
+    anew = ask(raw, tunnel_to(URL, world.proxy_credential(ALICE)), world)
+    assert isinstance(anew, Forward)
+    rendered = plan.render(head)
+    assert rendered == Plan(head, anew, revision=7, now=NOW).render(head)
+    assert b"X-Mine" not in rendered
+    assert f"Content-Length: {length}".encode() in rendered
+    assert not has_marker(rendered)
+
+
+def test_a_plan_does_not_show_the_secret(world: World) -> None:
+    plan = plan_of(world, f"Authorization: Bearer {world.credential(ALICE, URL)}")
+
+    assert SECRET not in repr(plan)
