@@ -168,4 +168,5 @@ def _markdown(result: dict[str, Any]) -> str:
 def _sentence(ratio: dict[str, Any]) -> str:
     by_wrk = f", by wrk {ratio['median_by_wrk']:.2f}" if "median_by_wrk" in ratio else ""
     verdict = "" if ratio["target"] is None else f"; target {ratio['target']:g}: {'met' if ratio['met'] else 'missed'}"
-    return f"{ratio['row']} = {ratio['median']:.2f} × {ratio['of']} (by CPU time {ratio['median_by_cpu_time']:.2f}{by_wrk}){verdict}"
+    by_cpu_time = f"by CPU time {ratio['median_by_cpu_time']:.2f}"
+    return f"{ratio['row']} = {ratio['median']:.2f} × {ratio['of']} ({by_cpu_time}{by_wrk}){verdict}"
