@@ -10,52 +10,26 @@ the 99th percentile of the time to a whole reply. Ends with one line of JSON. Bo
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
-from bench import contestants
-from bench.contestants import LOAD_CORE, PROXY_CORE, Row, pin
+from bench import contestants, report
+from bench.contestants import LOAD_CORE, Row, pin
 from bench.load import Measured
-from bench.origin import nginx_command
-
-SATURATED: Final = 0.9
-"""A proxy whose core was busier than this was the limit of its row."""
-
 
 QUIET: Final = 0.5
 """Above this load average something else runs here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a row must reach, as a multiple of another."""
-
-    row: str
-    of: str
-    at_least: float | None
-    """None: shown, with nothing demanded."""
-
-
-TARGETS: Final = (
-    Target("this proxy, reverse", "nginx, reverse", 0.6),
-    Target("this proxy, reverse to TLS", "nginx, reverse to TLS", None),
-    Target("this proxy, reverse", "mitmproxy, reverse", None),
-    Target("this proxy, forward TLS", "mitmproxy, forward TLS", 30.0),
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,12 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"MISSING: {name}; its rows and the ratios to it are left out")
         _prove(rows, options)
         measured, by_wrk = _measure(rows, options, console)
-    result = _result(rows, measured, by_wrk, missing, options)
-    _print(result, console)
+    result = report.result_of(rows, measured, by_wrk, missing=missing, options=options)
+    report.show(result, console)
     line = json.dumps(result)
     print(line)
     if options.json:
         Path(options.json).write_text(line + "\n")
+    if options.update:
+        report.update(Path(options.update), result)
     return 0
 
 
@@ -90,7 +66,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--warm-up-seconds", type=float, default=0.4)
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--json", help="also write the result to this file")
+    parser.add_argument("--json", metavar="FILE", help="also write the result to this file")
+    parser.add_argument("--update", metavar="FILE", help="put the table into this document, between its markers")
     return parser.parse_args(arguments)
 
 
@@ -169,100 +146,6 @@ def _microseconds(text: str, percent: int) -> float:
     found = re.search(rf"{percent}%\s+([\d.]+)(us|ms|s)", text)
     assert found is not None
     return float(found[1]) * {"us": 1, "ms": 1e3, "s": 1e6}[found[2]]
-
-
-def _result(
-    rows: list[Row],
-    measured: dict[str, list[Measured]],
-    by_wrk: dict[str, list[dict[str, float]]],
-    missing: list[str],
-    options: argparse.Namespace,
-) -> dict[str, Any]:
-    table = []
-    for row in rows:
-        runs = measured[row.name]
-        fields = asdict(runs[0]).keys()
-        line: dict[str, Any] = {"row": row.name, "group": row.group}
-        line |= {name: statistics.median(getattr(run, name) for run in runs) for name in fields}
-        if by_wrk.get(row.name):
-            line["wrk"] = {
-                name: statistics.median(run[name] for run in by_wrk[row.name]) for name in by_wrk[row.name][0]
-            }
-        table.append(line)
-    return {
-        "machine": {
-            "load_average_before": options.load_before,
-            "cpu": _processor(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-        },
-        "method": {
-            "rounds": options.rounds,
-            "seconds": options.seconds,
-            "connections": options.connections,
-            "proxy_core": PROXY_CORE,
-            "load_core": LOAD_CORE,
-            "origin": "nginx" if nginx_command() else "own",
-        },
-        "missing": missing,
-        "rows": table,
-        "ratios": [ratio for target in TARGETS if (ratio := _ratio(target, measured, by_wrk))],
-    }
-
-
-def _ratio(
-    target: Target, measured: dict[str, list[Measured]], by_wrk: dict[str, list[dict[str, float]]]
-) -> dict[str, Any] | None:
-    if target.row not in measured or target.of not in measured:
-        return None
-    pairs = list(zip(measured[target.row], measured[target.of], strict=True))
-    median = statistics.median(a.requests_per_second / b.requests_per_second for a, b in pairs)
-    ratio: dict[str, Any] = {
-        "row": target.row,
-        "of": target.of,
-        "median": median,
-        "target": target.at_least,
-        "met": target.at_least is None or median >= target.at_least,
-    }
-    wrk_pairs = list(zip(by_wrk.get(target.row, []), by_wrk.get(target.of, []), strict=True))
-    if wrk_pairs:
-        ratio["median_by_wrk"] = statistics.median(
-            a["requests_per_second"] / b["requests_per_second"] for a, b in wrk_pairs
-        )
-    return ratio
-
-
-def _processor() -> str:
-    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.machine()
-
-
-def _print(result: dict[str, Any], console: Console) -> None:
-    table = Table(title="medians of the rounds, times to a whole reply")
-    for heading in ("", "req/s", "p50 µs", "p99 µs", "core", "CPU µs/req", "wrk: req/s", "p50 µs", "p99 µs"):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-    for line in result["rows"]:
-        wrk = line.get("wrk", {})
-        busy = line["watched_cpu_share"]
-        table.add_row(
-            line["row"],
-            f"{line['requests_per_second']:,.0f}",
-            f"{line['p50_microseconds']:,.0f}",
-            f"{line['p99_microseconds']:,.0f}",
-            f"{busy:.0%}" + ("" if busy >= SATURATED else " *") if busy else "–",
-            f"{line['cpu_microseconds_per_request']:.1f}" if busy else "–",
-            f"{wrk['requests_per_second']:,.0f}" if wrk else "–",
-            f"{wrk['p50_microseconds']:,.0f}" if wrk else "–",
-            f"{wrk['p99_microseconds']:,.0f}" if wrk else "–",
-        )
-    console.print(table)
-    console.print("core: how busy the proxy kept its own; *: the load or the machine was the limit, not the proxy")
-    for ratio in result["ratios"]:
-        by_wrk = f", by wrk {ratio['median_by_wrk']:.2f}" if "median_by_wrk" in ratio else ""
-        verdict = (
-            "" if ratio["target"] is None else f"; target {ratio['target']:g}: {'met' if ratio['met'] else 'MISSED'}"
-        )
-        console.print(f"{ratio['row']} = {ratio['median']:.2f} × {ratio['of']}{by_wrk}{verdict}")
 
 
 if __name__ == "__main__":

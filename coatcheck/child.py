@@ -15,7 +15,7 @@ import subprocess
 import termios
 import threading
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -35,6 +35,7 @@ _FROM_THE_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIG
 _SIGNAL_STATUS: Final = 128
 _READ_BYTES: Final = 65_536
 _LAST_OUTPUT_SECONDS: Final = 2.0
+_LAST_WORDS_SECONDS: Final = 3.0
 
 
 class NotRunnableError(CommandError):
@@ -60,23 +61,54 @@ class Child:
         status = await asyncio.to_thread(self.process.wait)
         return status if status >= 0 else _SIGNAL_STATUS - status
 
-    @contextlib.contextmanager
-    def passing_signals_on(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in PASSED_ON:
-            loop.add_signal_handler(number, self._pass_on, number)
-        try:
-            yield
-        finally:
-            for number in PASSED_ON:
-                loop.remove_signal_handler(number)
+    def end(self) -> None:
+        """For the case that we cannot go on: CMD does not run on unattended."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(_LAST_WORDS_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def take(self, number: signal.Signals) -> None:
+        """A signal that we got."""
         if number is signal.SIGWINCH and self.on_resize is not None:
             self.on_resize()
         elif not (self.shares_our_terminal and number in _FROM_THE_TERMINAL and _in_foreground()):
             with contextlib.suppress(ProcessLookupError):
                 self.send(number)
+
+
+class PassedOnSignals:
+    """From before CMD starts until after it has ended: what comes too early waits for it."""
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+        self._early: list[signal.Signals] = []
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in PASSED_ON:
+            loop.add_signal_handler(number, self._take, number)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in PASSED_ON:
+            loop.remove_signal_handler(number)
+
+    def to(self, child: Child) -> None:
+        self._child = child
+        while self._early:
+            child.take(self._early.pop(0))
+
+    def _take(self, number: signal.Signals) -> None:
+        if self._child is None:
+            self._early.append(number)
+        else:
+            self._child.take(number)
 
 
 def start_beside_us(command: Sequence[str], environment: dict[str, str]) -> Child:

@@ -35,7 +35,7 @@ import typer
 
 from coatcheck.allow import describe_rule, rule_of
 from coatcheck.audit import events, last_sequence, where
-from coatcheck.child import Child, RelayedTerminal, start_beside_us
+from coatcheck.child import Child, PassedOnSignals, RelayedTerminal, start_beside_us
 from coatcheck.client import ControlPlane, Exchanged, Json
 from coatcheck.environment import (
     WayOut,
@@ -104,7 +104,7 @@ def run(
         signal.signal(number, _end)  # until CMD runs: an orderly end, so that nothing stays open
     invoked = invocation(context)
     state = StateFolder(invoked.home)
-    rules = [_rule(host) for host in allow or []]
+    rules = [rule_for_one_run(host) for host in allow or []]
     with (
         joined_stack(state) as stack,  # (1)
         ControlPlane.of(state, stack.control_plane_url) as control_plane,
@@ -191,8 +191,8 @@ def _sandbox(choice: SandboxChoice, state: StateFolder, run_folder: Path) -> San
     return None
 
 
-def _rule(text: str) -> Json:
-    """For this run alone. An address that is spelt out was meant, private or not; a name may lead anywhere."""
+def rule_for_one_run(text: str) -> Json:
+    """`--allow HOST[:PORT]`. An address that is spelt out was meant, private or not; a name may lead anywhere."""
     rule = rule_of(text)
     with contextlib.suppress(InvalidDestinationError):
         host = canonical_host(rule["host"])
@@ -306,9 +306,9 @@ async def _carry_out(run: Run) -> int:
     """CMD from its start to its end. Its status."""
     renewing = asyncio.create_task(run.lease.keep())
     try:
-        started = _beside_us(run) if run.sandbox is None else _sandboxed(run, run.sandbox)
-        async with started as child:
-            with child.passing_signals_on():
+        with PassedOnSignals() as signals:
+            async with _beside_us(run) if run.sandbox is None else _sandboxed(run, run.sandbox) as child:
+                signals.to(child)
                 return await child.wait()
     finally:
         renewing.cancel()
@@ -322,7 +322,11 @@ async def _beside_us(run: Run) -> AsyncIterator[Child]:
         forward_port=forward.getsockname()[1], reverse_port=reverse.getsockname()[1]
     )
     async with _relaying(run, forward, reverse):
-        yield start_beside_us(run.command, environment)
+        child = start_beside_us(run.command, environment)
+        try:
+            yield child
+        finally:
+            child.end()
 
 
 @contextlib.asynccontextmanager
@@ -343,6 +347,7 @@ async def _sandboxed(run: Run, sandbox: Sandbox) -> AsyncIterator[Child]:
                 pass_fds=(inner_channel.fileno(),),
                 start_new_session=True,  # not even by /dev/tty does CMD reach our terminal
             )
+        held.callback(process.kill)  # does nothing once it has ended; bubblewrap takes everything inside with it
         if terminal is not None:
             terminal.relay()
         handed_out = await asyncio.to_thread(receive, channel)

@@ -76,7 +76,7 @@ class SwapProbe:
 
 async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop) -> bool:
     """One request with a placeholder, through the proxy's own classes, to an upstream that expects the secret."""
-    synthetic = _Synthetic()
+    synthetic = SyntheticView()
     far_end, near_end = socket.socketpair()
     upstream = UpstreamConnection(loop=loop, key=("", _ENDPOINT, ""), on_closed=lambda _: None)
     upstream_transport, _ = await loop.create_connection(lambda: upstream, sock=near_end)
@@ -94,7 +94,7 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
     )
     proxy_transport, _ = await loop.create_connection(lambda: ClientConnection(services, Mode.REVERSE), sock=proxy_end)
     try:
-        return await _converse(loop, client_end, far_end, synthetic)
+        return await converse(loop, client_end, far_end, synthetic)
     finally:
         proxy_transport.abort()
         upstream_transport.abort()
@@ -102,9 +102,10 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
         far_end.close()
 
 
-async def _converse(
-    loop: asyncio.AbstractEventLoop, client: socket.socket, upstream: socket.socket, synthetic: "_Synthetic"
+async def converse(
+    loop: asyncio.AbstractEventLoop, client: socket.socket, upstream: socket.socket, synthetic: "SyntheticView"
 ) -> bool:
+    """Be the client and the upstream. Whether the upstream got the secret, and the client did not."""
     client.setblocking(False)
     upstream.setblocking(False)
     secret = synthetic.secret.reveal().encode()
@@ -127,7 +128,7 @@ async def _read_until(loop: asyncio.AbstractEventLoop, sock: socket.socket, end:
     return data
 
 
-class _Synthetic:
+class SyntheticView:
     """A tenant, its caller, its credential and its placeholder, as the cache would show them."""
 
     def __init__(self) -> None:

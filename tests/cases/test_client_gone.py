@@ -95,22 +95,26 @@ def silent() -> Iterator[socket.socket]:
         yield listener
 
 
+@pytest.mark.parametrize("repetitions", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_a_dial_is_given_up_when_the_client_is_gone(
-    workspace: Workspace, silent: socket.socket, secret: str, kind: Kind
+    workspace: Workspace, silent: socket.socket, secret: str, kind: Kind, repetitions: int
 ) -> None:
     authority = f"localhost:{silent.getsockname()[1]}"
     workspace.credential("api", url=f"https://{authority}", secret=secret)
     through = way(workspace, authority, workspace.ticket("api"), kind)
     base = through.proxy.served.open_descriptors()
-    accepted = _accepting(silent)
 
-    line = through.open()
-    line.send(through.request("GET", "/"))
-    peer = wait_for(lambda: accepted)[0]
-    peer.settimeout(CLOSED_WITHIN_SECONDS)
-    line.reset()
+    for number in range(repetitions):
+        accepted = _accepting(silent)
+        line = through.open()
+        line.send(through.request("GET", "/"))
+        peer = wait_for(lambda: accepted)[0]  # noqa: B023 - at once
+        peer.settimeout(CLOSED_WITHIN_SECONDS)
+        DROPS[number % len(DROPS)](line)
 
-    assert _read_to_end(peer).startswith(b"\x16\x03"), "a ClientHello, and then the end"
+        assert _read_to_end(peer).startswith(b"\x16\x03"), "a ClientHello, and then the end"
+        peer.close()
+
     assert_settled(through.proxy.served, base)
 
 

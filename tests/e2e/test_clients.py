@@ -26,9 +26,7 @@ BASIC = re.compile(rb"[Bb]asic ([A-Za-z0-9+/=]+)")
 def cells() -> list[Any]:
     """The table: every client in each of its modes."""
     return [
-        pytest.param(
-            client, mode, id=f"{client.name}, {mode}".replace(" ", "-"), marks=[pytest.mark.long] if client.long else []
-        )
+        pytest.param(client, mode, id=f"{client.name}-{mode}", marks=[pytest.mark.long] if client.long else [])
         for client in CLIENTS
         for mode in client.modes
     ]

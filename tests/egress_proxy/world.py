@@ -87,6 +87,7 @@ class World:
         self.control_plane = control_plane
         self.upstream_ca = upstream_ca
         self._numbers = itertools.count(1)
+        folder.mkdir(exist_ok=True)
         create_ca(folder, now=datetime.now(UTC))
         upstream_ca.cert_pem.write_to_path(str(folder / "upstream-ca.pem"))
         (folder / "secret").write_text(control_plane.client_secret)

@@ -110,7 +110,8 @@ class ControlPlaneSimulator:
         self._thread = threading.Thread(target=self._run, name="control-plane", daemon=True)
         self._started = threading.Event()
         self._runner: web.AppRunner | None = None
-        self._streams: set[asyncio.Event] = set()
+        self._streams: dict[asyncio.Event, int] = {}
+        """Each open event stream, with the last sequence written to it."""
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -314,6 +315,8 @@ class ControlPlaneSimulator:
             await asyncio.sleep(0.005)
         if self.before_answer is not None:
             self.before_answer(ask)
+            while any(last < self._sequence for last in self._streams.values()):
+                await asyncio.sleep(0.001)  # what it published leaves before the answer
         return _json(write(RESOLVE_ANSWER, ResolveAnswer(answer, epoch, as_of)))
 
     def _answer(self, ask: Ask) -> Answer:
@@ -335,7 +338,7 @@ class ControlPlaneSimulator:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         woken = asyncio.Event()
-        self._streams.add(woken)
+        self._streams[woken] = last
         try:
             await response.write(_message(Event(min(last, self._sequence), self.epoch, "heartbeat")))
             while self._runner is not None:
@@ -343,6 +346,7 @@ class ControlPlaneSimulator:
                     if not self.is_silent:
                         last = event.sequence
                         await response.write(_message(event))
+                        self._streams[woken] = last
                 woken.clear()
                 try:
                     await asyncio.wait_for(woken.wait(), _HEARTBEAT_SECONDS)
@@ -353,7 +357,7 @@ class ControlPlaneSimulator:
         except ConnectionError:
             pass
         finally:
-            self._streams.discard(woken)
+            self._streams.pop(woken, None)
         return response
 
     async def _audit(self, request: web.Request) -> web.Response:

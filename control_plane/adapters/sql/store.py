@@ -73,4 +73,7 @@ class _unavailable_when_away:  # noqa: N801 (reads as a statement)
 def _is_away(error: BaseException) -> bool:
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    return isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | ConnectionError)
+    # A plain DBAPIError is what the driver has no class for: a refused password, a server that is shutting down.
+    return type(error) is DBAPIError or isinstance(
+        error, OperationalError | InterfaceError | PoolTimeoutError | OSError
+    )

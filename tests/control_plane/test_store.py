@@ -1,0 +1,664 @@
+"""The store's one suite, on SQLite and on PostgreSQL: what is written is read back, in its scope and nowhere else."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql.engine import Database, UnsupportedDatabaseError, open_database
+from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.repositories import ScopeError
+from control_plane.adapters.sql.store import SqlStore
+from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.contract.destination import parse_destination
+from control_plane.contract.placement import BEARER, BasicPlacement, QueryPlacement
+from control_plane.contract.refusal import RefusalCode, RefusedError
+from control_plane.contract.wire import AuditEvent
+from control_plane.core.records import (
+    Change,
+    ChangeKind,
+    Client,
+    ClientKind,
+    ClientSource,
+    Credential,
+    CredentialVersion,
+    Grant,
+    KeyPurpose,
+    OwnKey,
+    Session,
+    Tenant,
+    TenantAllowRule,
+    Token,
+    TokenKind,
+    VersionState,
+)
+from control_plane.ports import CrossTenantReason, PlatformScope, TakenError, TenantScope
+from tests.control_plane.postgresql import postgresql
+
+PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
+ACME, EVIL = TenantId("acme"), TenantId("evil")
+ALICE = SubjectId("alice")
+
+_names = count(1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    with postgresql() as url:
+        yield url
+
+
+async def new_database(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """The URL of an empty database."""
+    if kind == "sqlite":
+        return f"sqlite+aiosqlite:///{folder / 'store.sqlite'}"
+    server, name = request.getfixturevalue("server"), f"store_{next(_names)}"
+    engine = create_async_engine(server + "postgres", isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name}"))
+    await engine.dispose()
+    return f"{server}{name}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    opened = open_database(await new_database(request.param, request, tmp_path))
+    await migrate(opened.engine)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def wake() -> LocalWake:
+    return LocalWake()
+
+
+@pytest.fixture
+async def store(database: Database, wake: LocalWake) -> SqlStore:
+    """With the tenants `acme` and `evil`."""
+    store = SqlStore(database, wake)
+    async with store.write(PLATFORM) as records:
+        for tenant in (ACME, EVIL):
+            await records.tenants.add(Tenant(tenant, 1.5))
+    return store
+
+
+def client(tenant: TenantId | None = ACME, **fields: Any) -> Client:
+    made = Client(
+        id=ClientId(f"{tenant}-runtime"),
+        tenant=tenant,
+        kind=ClientKind.RUNTIME,
+        scopes=(),
+        secret_sha256="0" * 64,
+        source=ClientSource.API,
+        created_at=1.5,
+    )
+    return replace(made, **fields)
+
+
+def credential(tenant: TenantId = ACME, **fields: Any) -> Credential:
+    made = Credential(
+        id=CredentialId(f"cred_{tenant}"),
+        tenant=tenant,
+        name="example",
+        preset=None,
+        kind="static",
+        destinations=(
+            parse_destination("https://api.example.com/v1", methods=frozenset({"GET", "POST"})),
+            parse_destination("http://[::1]:8080", allow_private=True),
+        ),
+        placements=(BEARER, BasicPlacement(username="u"), QueryPlacement(parameter="key")),
+        variables=("A", "B"),
+        credential_required=True,
+        current_version=1,
+        created_at=1.5,
+        updated_at=2.5,
+    )
+    return replace(made, **fields)
+
+
+def version(tenant: TenantId = ACME, **fields: Any) -> CredentialVersion:
+    made = CredentialVersion(
+        credential_id=CredentialId(f"cred_{tenant}"),
+        version=1,
+        tenant=tenant,
+        state=VersionState.ACTIVE,
+        kek_id="kek1",
+        envelope=b"\x00\xffsealed",
+        created_at=1.5,
+    )
+    return replace(made, **fields)
+
+
+def grant(tenant: TenantId = ACME, **fields: Any) -> Grant:
+    made = Grant(
+        id=GrantId(f"gr_{tenant}"),
+        tenant=tenant,
+        credential_id=CredentialId(f"cred_{tenant}"),
+        subject=ALICE,
+        role=None,
+        client=None,
+        methods=frozenset({"GET"}),
+        path_prefixes=frozenset({"/v1"}),
+        until=9.5,
+        created_at=1.5,
+    )
+    return replace(made, **fields)
+
+
+def rule(tenant: TenantId = ACME, **fields: Any) -> TenantAllowRule:
+    made = TenantAllowRule(
+        id=f"ar_{tenant}",
+        tenant=tenant,
+        host="pypi.org",
+        port=443,
+        methods=None,
+        allow_private=False,
+        session=None,
+        created_at=1.5,
+    )
+    return replace(made, **fields)
+
+
+def session(tenant: TenantId = ACME, **fields: Any) -> Session:
+    made = Session(
+        id=SessionId(f"ses_{tenant}"),
+        tenant=tenant,
+        subject=ALICE,
+        roles=("engineers",),
+        runtime=ClientId(f"{tenant}-runtime"),
+        joined_by=None,
+        created_at=1.5,
+        not_after=100.5,
+        ended_at=None,
+    )
+    return replace(made, **fields)
+
+
+def token(tenant: TenantId = ACME, **fields: Any) -> Token:
+    made = Token(
+        sha256=f"{tenant}".ljust(64, "0"),
+        id=PlaceholderId(f"ph_{tenant}"),
+        kind=TokenKind.PLACEHOLDER,
+        tenant=tenant,
+        subject=ALICE,
+        session=SessionId(f"ses_{tenant}"),
+        client=ClientId(f"{tenant}-runtime"),
+        credential_id=CredentialId(f"cred_{tenant}"),
+        ttl_seconds=900,
+        created_at=1.5,
+        expires_at=901.5,
+        revoked_at=None,
+    )
+    return replace(made, **fields)
+
+
+def event(number: int, tenant: TenantId | None = ACME, **fields: Any) -> AuditEvent:
+    made = AuditEvent(event_id=f"ev_{number}", at=1.5, request_id=f"req_{number}", action="swap", tenant=tenant)
+    return replace(made, **fields)
+
+
+async def fill(store: SqlStore, tenant: TenantId) -> None:
+    """One of everything."""
+    async with store.write(TenantScope(tenant)) as records:
+        await records.clients.add(client(tenant))
+        await records.credentials.add(credential(tenant))
+        await records.versions.add(version(tenant))
+        await records.grants.add(grant(tenant))
+        await records.sessions.add(session(tenant))
+        await records.rules.add(rule(tenant))
+        await records.tokens.add(token(tenant))
+        await records.outbox.append([Change(ChangeKind.CREDENTIAL, tenant, f"cred_{tenant}")], 1.5)
+        await records.audit.append([event(1 if tenant == ACME else 2, tenant)])
+
+
+# --- read back -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_written_is_read_back_unchanged(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.read(TenantScope(ACME)) as records:
+        assert await records.tenants.get(ACME) == Tenant(ACME, 1.5)
+        assert await records.clients.get(client().id) == client()
+        assert await records.credentials.get(credential().id) == credential()
+        assert await records.credentials.named("example") == credential()
+        assert await records.versions.get(credential().id, 1) == version()
+        assert await records.grants.get(grant().id) == grant()
+        assert await records.rules.get(rule().id) == rule()
+        assert await records.sessions.get(session().id) == session()
+        assert await records.tokens.get(token().id) == token()
+        assert await records.tokens.by_fingerprint(token().sha256) == token()
+        (change,) = await records.outbox.after(0, 10)
+        assert change.change == Change(ChangeKind.CREDENTIAL, ACME, "cred_acme")
+        ((_, stored),) = await records.audit.after(0, limit=10, request_id=None)
+        assert stored["event_id"] == "ev_1"
+
+
+async def test_what_is_replaced_is_read_back_changed(store: SqlStore) -> None:
+    await fill(store, ACME)
+    changed = (
+        credential(destinations=credential().destinations[:1], placements=(BEARER,), current_version=2),
+        version(state=VersionState.RETIRED, envelope=None, kek_id=None),
+        session(joined_by=ClientId("acme-runtime"), ended_at=5.5),
+    )
+
+    async with store.write(TenantScope(ACME)) as records:
+        await records.credentials.replace(changed[0])
+        await records.versions.replace(changed[1])
+        await records.sessions.replace(changed[2])
+        await records.tokens.prolong(token().sha256, 999.5)
+
+    async with store.read(TenantScope(ACME)) as records:
+        assert await records.credentials.get(credential().id) == changed[0]
+        assert await records.versions.of(credential().id) == [changed[1]]
+        assert await records.sessions.get(session().id) == changed[2]
+        assert await records.tokens.get(token().id) == token(expires_at=999.5)
+
+
+async def test_all_that_decides_over_a_token_is_read_at_once(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.read(PLATFORM) as records:
+        facts = await records.hot.token_facts(token().sha256)
+        nothing = await records.hot.token_facts("0" * 64)
+
+    assert nothing is None
+    assert facts is not None
+    assert (facts.token, facts.session, facts.credential, facts.version) == (
+        token(),
+        session(),
+        credential(),
+        version(),
+    )
+    assert facts.client_registered
+
+
+async def test_a_callers_grants_are_found_by_subject_role_and_client(store: SqlStore) -> None:
+    await fill(store, ACME)
+    differently: list[dict[str, Any]] = [
+        {"subject": None, "role": "engineers"},
+        {"subject": None, "role": "admins"},
+        {"subject": SubjectId("bob")},
+        {"client": ClientId("another")},
+        {"client": ClientId("acme-runtime")},
+    ]
+    async with store.write(TenantScope(ACME)) as records:
+        for number, fields in enumerate(differently):
+            await records.grants.add(grant(id=GrantId(f"gr_{number}"), **fields))
+
+    async with store.read(PLATFORM) as records:
+        found = await records.hot.granted(
+            subject=ALICE, roles=("engineers",), client=ClientId("acme-runtime"), tenant=ACME
+        )
+        nothing = await records.hot.granted(subject=SubjectId("eve"), roles=(), client=ClientId("x"), tenant=ACME)
+
+    ((granted_credential, grants),) = found
+    assert granted_credential == credential()
+    assert {grant.id for grant in grants} == {"gr_acme", "gr_0", "gr_4"}
+    assert list(nothing) == []
+
+
+# --- scopes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py",
+    "return tenant == self._scope.tenant if isinstance(self._scope, TenantScope) else true()",
+    "return true()",
+)
+async def test_a_tenants_scope_sees_nothing_of_another(store: SqlStore) -> None:
+    await fill(store, ACME)
+    await fill(store, EVIL)
+
+    async with store.read(TenantScope(EVIL)) as records:
+        assert await records.tenants.get(ACME) is None
+        assert [tenant.id for tenant in await records.tenants.list()] == [EVIL]
+        assert await records.clients.get(client().id) is None
+        assert await records.credentials.get(credential().id) is None
+        assert await records.credentials.named("example") == credential(EVIL)
+        assert await records.versions.get(credential().id, 1) is None
+        assert await records.versions.of(credential().id) == []
+        assert await records.grants.get(grant().id) is None
+        assert await records.grants.of_credential(credential().id) == []
+        assert await records.rules.get(rule().id) is None
+        assert await records.sessions.get(session().id) is None
+        assert await records.tokens.get(token().id) is None
+        assert await records.tokens.by_fingerprint(token().sha256) is None
+        assert await records.tokens.unrevoked_of_credential(credential().id) == []
+        assert await records.tokens.unrevoked_of_session(session().id) == []
+        assert await records.tokens.unrevoked_of_client(client().id) == []
+        assert await records.hot.token_facts(token().sha256) is None
+        assert await records.hot.granted(subject=ALICE, roles=(), client=client().id, tenant=ACME) == []
+        assert {change.change.tenant for change in await records.outbox.after(0, 10)} == {EVIL}
+        assert len(await records.audit.after(0, limit=10, request_id=None)) == 1
+        for listed in (
+            await records.clients.list(),
+            await records.credentials.list(),
+            await records.grants.list(),
+            await records.rules.list(),
+            await records.tokens.list(TokenKind.PLACEHOLDER),
+        ):
+            assert {item.tenant for item in listed} == {EVIL}
+
+
+async def test_a_tenants_scope_changes_nothing_of_another(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.write(TenantScope(EVIL)) as records:
+        await records.tokens.revoke([token()], 5.5)
+        await records.tokens.prolong(token().sha256, 9e9)
+        await records.grants.remove(grant().id)
+        await records.rules.remove(rule().id)
+        await records.rules.remove_of_session(session().id)
+        await records.credentials.remove(credential().id)
+        assert not await records.clients.remove(client().id)
+        assert not await records.tenants.remove(ACME)
+
+    async with store.read(TenantScope(ACME)) as records:
+        assert await records.tokens.get(token().id) == token()
+        assert await records.grants.get(grant().id) == grant()
+        assert await records.rules.get(rule().id) == rule()
+        assert await records.credentials.get(credential().id) == credential()
+        assert await records.clients.get(client().id) == client()
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py",
+    "if isinstance(self._scope, TenantScope) and tenant != self._scope.tenant:",
+    "if False:",
+)
+async def test_a_row_of_another_tenant_is_not_written(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.write(TenantScope(EVIL)) as records:
+        for write in (
+            records.tenants.add(Tenant(TenantId("new"), 1)),
+            records.clients.add(client(id=ClientId("new"))),
+            records.clients.add(client(None)),
+            records.clients.replace(client()),
+            records.credentials.add(credential(id=CredentialId("new"), name="new")),
+            records.credentials.replace(credential()),
+            records.versions.add(version(version=2)),
+            records.versions.replace(version()),
+            records.grants.add(grant(id=GrantId("new"))),
+            records.rules.add(rule(id="new")),
+            records.sessions.add(session(id=SessionId("new"))),
+            records.sessions.replace(session()),
+            records.tokens.add(token(id=PlaceholderId("new"), sha256="1" * 64)),
+            records.outbox.append([Change(ChangeKind.POLICY, ACME, "acme")], 1),
+            records.audit.append([event(9)]),
+            records.own_keys.list(KeyPurpose.TAG),
+            records.own_keys.add(OwnKey("k", KeyPurpose.TAG, b"", "kek", 1)),
+        ):
+            with pytest.raises(ScopeError):
+                await write
+
+
+async def test_a_client_of_all_tenants_is_seen_by_each(store: SqlStore) -> None:
+    async with store.write(PLATFORM) as records:
+        await records.clients.add(client(None))
+
+    async with store.read(TenantScope(EVIL)) as records:
+        assert await records.clients.get(client(None).id) == client(None)
+    async with store.write(TenantScope(EVIL)) as records:
+        assert not await records.clients.remove(client(None).id)
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_raises_changes_nothing(store: SqlStore, wake: LocalWake) -> None:
+    async def write_and_fail() -> None:
+        async with store.write(TenantScope(ACME)) as records:
+            await records.credentials.add(credential())
+            await records.outbox.append([Change(ChangeKind.POLICY, ACME, "acme")], 1)
+            raise RuntimeError
+
+    wait = wake.listen()
+
+    with pytest.raises(RuntimeError):
+        await write_and_fail()
+
+    async with store.read(TenantScope(ACME)) as records:
+        assert await records.credentials.list() == []
+        assert (await records.outbox.position()).sequence == 0
+    await wait(0)
+
+
+async def test_a_reading_transaction_does_not_write(store: SqlStore) -> None:
+    with pytest.raises(ScopeError):
+        async with store.read(TenantScope(ACME)) as records:
+            await records.credentials.add(credential())
+
+
+async def test_a_read_is_of_one_moment(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.read(TenantScope(ACME)) as before:
+        old = await before.outbox.position()
+        async with store.write(TenantScope(ACME)) as records:
+            await records.grants.remove(grant().id)
+            await records.outbox.append([Change(ChangeKind.GRANT, ACME, grant().id, revoked=True)], 1)
+
+        assert await before.grants.get(grant().id) == grant()
+        assert await before.outbox.position() == old
+
+    async with store.read(TenantScope(ACME)) as after:
+        assert await after.grants.get(grant().id) is None
+        assert (await after.outbox.position()).sequence == old.sequence + 1
+
+
+async def test_a_name_is_taken_once_in_a_tenant(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    with pytest.raises(TakenError):
+        async with store.write(TenantScope(ACME)) as records:
+            await records.credentials.add(credential(id=CredentialId("cred_2")))
+    async with store.write(TenantScope(EVIL)) as records:
+        await records.credentials.add(credential(EVIL))
+
+
+async def test_what_hangs_on_a_credential_goes_with_it(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.write(TenantScope(ACME)) as records:
+        await records.credentials.remove(credential().id)
+
+    async with store.read(TenantScope(ACME)) as records:
+        assert await records.versions.of(credential().id) == []
+        assert await records.grants.list() == []
+        assert await records.tokens.get(token().id) == token(credential_id=None)
+
+
+async def test_what_hangs_on_a_tenant_goes_with_it_except_the_trail(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.write(TenantScope(ACME)) as records:
+        assert await records.tenants.remove(ACME)
+
+    async with store.read(TenantScope(ACME)) as records:
+        for left in (
+            await records.clients.list(),
+            await records.credentials.list(),
+            await records.grants.list(),
+            await records.rules.list(),
+            await records.tokens.list(TokenKind.PLACEHOLDER),
+        ):
+            assert left == []
+        assert len(await records.audit.after(0, limit=10, request_id=None)) == 1
+
+
+async def test_a_token_is_revoked_once(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.write(TenantScope(ACME)) as records:
+        await records.tokens.revoke([token()], 5.5)
+        await records.tokens.revoke([token()], 6.5)
+
+    async with store.read(TenantScope(ACME)) as records:
+        assert await records.tokens.get(token().id) == token(revoked_at=5.5)
+        assert await records.tokens.unrevoked_of_session(session().id) == []
+
+
+async def test_an_audit_event_is_stored_once(store: SqlStore) -> None:
+    async with store.write(PLATFORM) as records:
+        await records.audit.append([event(1), event(2, None)])
+        await records.audit.append([event(2, None, action="other"), event(3)])
+
+    async with store.read(PLATFORM) as records:
+        found = await records.audit.after(0, limit=10, request_id=None)
+        one = await records.audit.after(0, limit=10, request_id="req_2")
+
+    assert [stored["event_id"] for _, stored in found] == ["ev_1", "ev_2", "ev_3"]
+    assert [stored["action"] for _, stored in one] == ["swap"]
+
+
+async def test_the_envelopes_under_each_key_are_counted(store: SqlStore) -> None:
+    await fill(store, ACME)
+    async with store.write(PLATFORM) as records:
+        await records.versions.add(version(version=2, kek_id=None, envelope=None, state=VersionState.RETIRED))
+        await records.own_keys.add(OwnKey("k1", KeyPurpose.TAG, b"x", "kek1", 1.5))
+        await records.own_keys.add(OwnKey("k2", KeyPurpose.SIGNING, b"x", "kek2", 1.5))
+
+        assert await records.versions.count_by_kek() == {"kek1": 2, "kek2": 1}
+
+
+async def test_own_keys_come_newest_first(store: SqlStore) -> None:
+    async with store.write(PLATFORM) as records:
+        for number in (1, 3, 2):
+            await records.own_keys.add(OwnKey(f"k{number}", KeyPurpose.TAG, b"x", "kek", float(number)))
+
+        assert [key.id for key in await records.own_keys.list(KeyPurpose.TAG)] == ["k3", "k2", "k1"]
+
+
+# --- the outbox ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_that_published_wakes_who_listens(store: SqlStore, wake: LocalWake) -> None:
+    wait = wake.listen()
+
+    async with store.write(TenantScope(ACME)) as records:
+        await records.outbox.append([Change(ChangeKind.POLICY, ACME, "acme")], 1)
+
+    await asyncio.wait_for(wait(10), 1)
+
+
+async def test_numbers_become_visible_in_their_order(store: SqlStore) -> None:
+    """While writers commit in any order, a reader that saw a number never later finds a smaller one it missed."""
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    async def write(number: int) -> None:
+        async with store.write(TenantScope(ACME)) as records:
+            await records.outbox.append([Change(ChangeKind.POLICY, ACME, f"{number}")], 1)
+            await asyncio.sleep(0.002 * (number % 3))
+
+    async def follow() -> None:
+        while not done.is_set():
+            async with store.read(PLATFORM) as records:
+                seen.extend(change.sequence for change in await records.outbox.after(seen[-1] if seen else 0, 100))
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        async with asyncio.TaskGroup() as writers:
+            for number in range(30):
+                writers.create_task(write(number))
+        await asyncio.sleep(0.05)
+        done.set()
+
+    async with store.read(PLATFORM) as records:
+        everything = [change.sequence for change in await records.outbox.after(0, 100)]
+    assert seen == everything
+    assert len(everything) == 30
+
+
+async def test_a_number_is_never_used_again(database: Database, store: SqlStore) -> None:
+    async with store.write(TenantScope(ACME)) as records:
+        await records.outbox.append([Change(ChangeKind.POLICY, ACME, "acme")] * 3, 1)
+    async with database.engine.begin() as connection:
+        await connection.execute(text("DELETE FROM outbox WHERE sequence > 1"))
+
+    async with store.write(TenantScope(ACME)) as records:
+        await records.outbox.append([Change(ChangeKind.POLICY, ACME, "acme")], 1)
+
+    async with store.read(PLATFORM) as records:
+        assert [change.sequence for change in await records.outbox.after(1, 10)] == [4]
+
+
+# --- the database itself ---------------------------------------------------------------------------------------------
+
+
+async def test_migrating_again_changes_nothing(database: Database, store: SqlStore) -> None:
+    await fill(store, ACME)
+    async with store.read(PLATFORM) as records:
+        before = await records.outbox.position()
+
+    await migrate(database.engine)
+
+    async with store.read(PLATFORM) as records:
+        assert await records.outbox.position() == before
+        assert await records.credentials.get(credential().id) == credential()
+
+
+async def test_the_migrations_lead_to_the_tables_of_this_version(database: Database) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    from control_plane.adapters.sql.tables import Base
+
+    async with database.engine.connect() as connection:
+        differences = await connection.run_sync(
+            lambda sync: compare_metadata(MigrationContext.configure(sync, opts={"compare_type": True}), Base.metadata)
+        )
+
+    assert differences == []
+
+
+async def test_two_processes_that_start_together_migrate_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    for kind in ("sqlite", "postgresql"):
+        url = await new_database(kind, request, tmp_path)
+        databases = [open_database(url) for _ in range(3)]
+
+        await asyncio.gather(*(migrate(database.engine) for database in databases))
+
+        epochs = set()
+        for database in databases:
+            async with SqlStore(database, LocalWake()).read(PLATFORM) as records:
+                epochs.add((await records.outbox.position()).epoch)
+            await database.close()
+        assert len(epochs) == 1
+
+
+async def test_a_database_that_does_not_answer_is_unavailable(server: str) -> None:
+    unreachable = "postgresql+asyncpg://postgres:x@127.0.0.1:1/x"
+    unresolvable = "postgresql+asyncpg://postgres:x@nowhere.invalid/x"
+    wrong_password = server.replace("postgres:", "postgres:wrong") + "postgres"
+
+    for url in (unreachable, unresolvable, wrong_password):
+        database = open_database(url)
+        with pytest.raises(RefusedError) as refused:
+            async with SqlStore(database, LocalWake()).read(PLATFORM) as records:
+                await records.tenants.list()
+        await database.close()
+        assert refused.value.refusal.code is RefusalCode.STORE_UNAVAILABLE
+
+
+@pytest.mark.parametrize("url", ["sqlite+aiosqlite://", "sqlite+aiosqlite:///:memory:", "mysql://x/y", "sqlite:///x"])
+def test_a_database_that_we_do_not_run_on_is_refused(url: str) -> None:
+    with pytest.raises(UnsupportedDatabaseError):
+        open_database(url)
+
+
+def test_a_new_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    open_database(f"sqlite+aiosqlite:///{tmp_path / 'new' / 'x.sqlite'}")
+
+    assert (tmp_path / "new" / "x.sqlite").stat().st_mode & 0o077 == 0

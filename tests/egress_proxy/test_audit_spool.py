@@ -1,0 +1,146 @@
+"""The audit trail's way: at least once, bounded, and what happens when it is full."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from control_plane.contract.wire import AuditBatch, AuditEvent
+from egress_proxy.audit import AuditSpool
+from egress_proxy.config import AuditMode
+from tests.egress_proxy.world import World, get, reverse_path
+from tests.support.control_plane_simulator import ControlPlaneSimulator
+from tests.support.upstream import Upstream, plain
+
+
+def event(number: int, tenant: str = "acme") -> AuditEvent:
+    return AuditEvent(f"e{number}", 0.0, f"r{number}", "swap", tenant=tenant)
+
+
+class Trail:
+    """A control plane that takes batches, or does not."""
+
+    def __init__(self, takes: Callable[[], bool] = lambda: True) -> None:
+        self.batches: list[AuditBatch] = []
+        self.attempts = 0
+        self._takes = takes
+
+    async def deliver(self, batch: AuditBatch) -> None:
+        self.attempts += 1
+        if not self._takes():
+            raise ConnectionError
+        self.batches.append(batch)
+
+    @property
+    def ids(self) -> list[str]:
+        return [each.event_id for batch in self.batches for each in batch.events]
+
+
+async def flushed(spool: AuditSpool) -> None:
+    spool.stop()
+    await asyncio.wait_for(spool.run(), 10)
+
+
+async def test_events_are_delivered_in_order_and_in_batches() -> None:
+    trail = Trail()
+    spool = AuditSpool(trail.deliver, capacity=10_000, mode=AuditMode.STRICT)
+    for number in range(2_500):
+        spool.record(event(number))
+
+    await flushed(spool)
+
+    assert trail.ids == [f"e{number}" for number in range(2_500)]
+    assert [len(batch.events) for batch in trail.batches] == [1000, 1000, 500]
+    assert len(spool) == 0
+
+
+async def test_a_batch_that_was_not_taken_is_sent_again_with_the_same_names() -> None:
+    trail = Trail(lambda: trail.attempts > 2)
+    spool = AuditSpool(trail.deliver, capacity=10, mode=AuditMode.STRICT)
+    spool.record(event(1))
+
+    await flushed(spool)
+
+    assert (trail.attempts, trail.ids) == (3, ["e1"])
+
+
+@pytest.mark.guards("egress_proxy/audit.py", "self._mode is AuditMode.BEST_EFFORT or", "True or")
+async def test_a_full_spool_stops_swaps() -> None:
+    spool = AuditSpool(Trail().deliver, capacity=10, mode=AuditMode.STRICT)
+    for number in range(8):
+        assert spool.admits_swap("acme")
+        spool.record(event(number))
+
+    assert not spool.admits_swap("acme")
+    assert spool.admits_swap("other")
+
+
+async def test_a_full_spool_drops_and_counts_when_that_is_wanted() -> None:
+    trail = Trail()
+    spool = AuditSpool(trail.deliver, capacity=10, mode=AuditMode.BEST_EFFORT)
+    for number in range(20):
+        assert spool.admits_swap("acme")
+        spool.record(event(number))
+
+    await flushed(spool)
+
+    assert len(trail.ids) == 8
+    assert spool.dropped == 12
+    assert sum(batch.dropped for batch in trail.batches) == 12
+
+
+async def test_one_tenants_flood_leaves_room_for_the_others() -> None:
+    spool = AuditSpool(Trail().deliver, capacity=10, mode=AuditMode.STRICT)
+    for number in range(50):
+        spool.record(event(number, "loud"))
+
+    assert spool.admits_swap("quiet")
+    for number in range(5):
+        spool.record(event(number, "quiet"))
+    assert not spool.admits_swap("quiet")
+    assert len(spool) == 10
+
+
+async def test_room_is_there_again_after_delivery() -> None:
+    spool = AuditSpool(Trail().deliver, capacity=4, mode=AuditMode.STRICT)
+    for number in range(4):
+        spool.record(event(number))
+    assert not spool.admits_swap("acme")
+
+    await flushed(spool)
+
+    assert spool.admits_swap("acme")
+
+
+@pytest.mark.guards(
+    "egress_proxy/client.py",
+    "if forward.swaps and not services.audit.admits_swap",
+    "if False and not services.audit.admits_swap",
+)
+def test_a_swap_that_cannot_be_recorded_does_not_happen(
+    tmp_path: Path, upstream_ca: trustme.CA, upstream: Upstream
+) -> None:
+    with (
+        ControlPlaneSimulator() as plane,
+        World.start(tmp_path, plane, upstream_ca, audit_spool_events=5) as world,
+    ):
+        plane.takes_audit = False
+        ticket = world.ticket(upstream.url)
+        upstream.default = plain(b"ok")
+        with world.reverse() as line:
+            statuses = []
+            for _ in range(6):
+                response = line.ask(get(reverse_path(ticket), headers={"Authorization": ticket.bearer}))
+                statuses.append(response.status)
+            bare = line.ask(get(reverse_path(ticket)))
+        plane.takes_audit = True
+
+        assert statuses == [200, 200, 200, 200, 503, 503]
+        assert response.refusal == "audit_unavailable"
+        assert response.header("retry-after")
+        assert bare.status == 200
+        assert len(upstream.requests) == 5
+        plane.wait_for(lambda p: len([e for e in p.audited if e.action == "swap"]) == 4)
+        plane.wait_for(lambda p: p.audit_gaps == 3)
