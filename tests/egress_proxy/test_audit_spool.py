@@ -1,14 +1,15 @@
 """The audit trail's way: at least once, bounded, and what happens when it is full."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trustme
 
-from control_plane.contract.wire import AuditBatch, AuditEvent
-from egress_proxy.audit import AuditSpool
+from control_plane.contract.wire import AUDIT_BATCH, AuditBatch, AuditEvent, join_audit_batch, read
+from egress_proxy.audit import AuditSpool, RepeatedEvent
 from egress_proxy.config import AuditMode
 from tests.egress_proxy.world import World, get, reverse_path
 from tests.support.control_plane_simulator import ControlPlaneSimulator
@@ -27,11 +28,11 @@ class Trail:
         self.attempts = 0
         self._takes = takes
 
-    async def deliver(self, batch: AuditBatch) -> None:
+    async def deliver(self, events: Sequence[bytes], dropped: int) -> None:
         self.attempts += 1
         if not self._takes():
             raise ConnectionError
-        self.batches.append(batch)
+        self.batches.append(read(AUDIT_BATCH, join_audit_batch(events, dropped=dropped)))
 
     @property
     def ids(self) -> list[str]:
@@ -64,6 +65,19 @@ async def test_a_batch_that_was_not_taken_is_sent_again_with_the_same_names() ->
     await flushed(spool)
 
     assert (trail.attempts, trail.ids) == (3, ["e1"])
+
+
+async def test_a_repeated_event_differs_in_its_id_time_and_request_alone() -> None:
+    trail = Trail()
+    spool = AuditSpool(trail.deliver, capacity=10, mode=AuditMode.STRICT)
+    first = event(1)
+    again = RepeatedEvent(first).encode(event_id="e2", at=1795966773.25, request_id="r2")
+    spool.record(first)
+    spool.record_encoded("acme", again)
+
+    await flushed(spool)
+
+    assert trail.batches[0].events == (first, replace(first, event_id="e2", at=1795966773.25, request_id="r2"))
 
 
 @pytest.mark.guards("egress_proxy/audit.py", "self._mode is AuditMode.BEST_EFFORT or", "True or")
