@@ -206,9 +206,12 @@ def climbs(raw_path: str) -> bool:
 
 
 def path_is_within(raw_path: str, prefix: str) -> bool:
-    """Whether a request's raw path (no query) lies under the prefix. A prefix of `/` admits every path, as sent."""
+    """Whether a request's raw path (no query) lies under the prefix. A prefix of `/` admits every path, as sent.
+
+    `*` (RFC 9112 §3.2.4, of OPTIONS) is no path: it asks about a whole server, and no destination holds that.
+    """
     if prefix == "/":
-        return True
+        return raw_path.startswith("/")
     stem = prefix.rstrip("/")
     if not is_plain_path(raw_path):
         return False

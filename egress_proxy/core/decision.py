@@ -421,7 +421,7 @@ def _refuse_credential(connection: Connection, true_code: RefusalCode, code: Ref
     if connection.mode is Mode.FORWARD:
         shown = RefusalCode.PROXY_AUTHENTICATION_REQUIRED
     else:
-        shown = RefusalCode.TOKEN_EXPIRED if code is RefusalCode.TOKEN_EXPIRED else RefusalCode.TOKEN_INVALID
+        shown = RefusalCode.TOKEN_EXPIRED if true_code is RefusalCode.TOKEN_EXPIRED else RefusalCode.TOKEN_INVALID
     _refuse(shown, "The proxy credential is not valid (any more).", _RENEW, true_code=true_code)
 
 

@@ -340,7 +340,7 @@ def test_a_prefix_matches_whole_segments(raw_path: str, within: bool) -> None:
     assert path_is_within(raw_path, "/v1") == within
 
 
-@pytest.mark.parametrize("raw_path", ["/@scope%2fname", "/a/../b", "//x", "/a;b", "*", "/%c0%ae"])
+@pytest.mark.parametrize("raw_path", ["/@scope%2fname", "/a/../b", "//x", "/a;b", "/%c0%ae"])
 def test_a_whole_host_admits_every_path_as_it_was_sent(raw_path: str) -> None:
     assert path_is_within(raw_path, "/")
 

@@ -238,6 +238,28 @@ def test_an_expired_proxy_credential_is_asked_again_once_and_then_refused(world:
     assert code(ask(head_of("GET / HTTP/1.1"), fresh, world)) == "proxy_authentication_required"
 
 
+@pytest.mark.parametrize(
+    "mode, true_code, expected",
+    [
+        (Mode.FORWARD, RefusalCode.TOKEN_EXPIRED, "proxy_authentication_required"),
+        (Mode.REVERSE, RefusalCode.TOKEN_EXPIRED, "token_expired"),
+        (Mode.REVERSE, RefusalCode.TOKEN_INVALID, "token_invalid"),
+    ],
+)
+def test_a_store_that_knows_no_live_proxy_credential_is_told_as_the_mode_has_it(
+    world: World, mode: Mode, true_code: RefusalCode, expected: str
+) -> None:
+    proof = world.proxy_credential(ALICE)
+    world.callers[proof.fingerprint] = Refused(RefusalCode.PROXY_AUTHENTICATION_REQUIRED, "no", true_code=true_code)
+    connection = Connection(mode, proof, Endpoint("https", "api.test", 443) if mode is Mode.FORWARD else None)
+
+    decision = ask(head_of("GET /api/ HTTP/1.1"), connection, world)
+
+    assert code(decision) == expected
+    assert isinstance(decision, Refuse)
+    assert decision.refusal.audited_code is true_code
+
+
 # --- what is asked first ---------------------------------------------------------------------------------------------
 
 
@@ -420,6 +442,18 @@ def test_a_method_outside_the_scope_is_refused(world: World, narrowed_by: str) -
 
     assert isinstance(ask(head_of("GET / HTTP/1.1", *lines), connection, world), Forward)
     assert code(ask(head_of("DELETE / HTTP/1.1", *lines), connection, world)) == "method_denied"
+
+
+@pytest.mark.guards(
+    "control_plane/contract/destination.py", '        return raw_path.startswith("/")\n', "        return True\n"
+)
+def test_no_credential_goes_to_a_whole_server(world: World) -> None:
+    placeholder = world.credential(ALICE, URL)
+    connection = tunnel_to(URL, world.proxy_credential(ALICE))
+
+    decision = ask(head_of("OPTIONS * HTTP/1.1", f"Authorization: Bearer {placeholder}"), connection, world)
+
+    assert code(decision) == "path_denied"
 
 
 def test_a_grant_that_has_ended_admits_nothing(world: World) -> None:
