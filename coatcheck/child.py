@@ -80,7 +80,7 @@ class Child:
 
 
 class PassedOnSignals:
-    """From before CMD starts until after it has ended: what comes too early waits for it."""
+    """From before CMD starts until it has ended: what comes too early waits for it, what comes later for nobody."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
@@ -95,6 +95,8 @@ class PassedOnSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Held back from here to our own end: what is left to do is to revoke, and no signal may come before that.
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
         loop = asyncio.get_running_loop()
         for number in PASSED_ON:
             loop.remove_signal_handler(number)

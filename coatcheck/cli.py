@@ -30,6 +30,7 @@ app = typer.Typer(
     name="coatcheck",
     help="Agents carry the ticket, never the key: run programs with placeholders instead of API keys.",
     no_args_is_help=True,
+    epilog="Exit status: 0 done, 1 refused or failed, 2 wrong usage; 'run' exits with CMD's own.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -47,10 +47,6 @@ class Exchanged:
         return str(self.answer["upstream_credential"]["value"])
 
     @property
-    def mode(self) -> str:
-        return str(self.answer["upstream_credential"]["mode"])
-
-    @property
     def proxy_credential(self) -> str:
         return str(self.answer["proxy_credential"])
 

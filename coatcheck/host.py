@@ -229,6 +229,9 @@ def _control_plane_settings(plan: _Plan) -> "ControlPlaneSettings":
     from control_plane.config import Settings
 
     listen = f"127.0.0.1:{plan.ports.control_plane}"
+    more: dict[str, Any] = {}
+    if "COATCHECK_CONTROL_PLANE_LOG_LEVEL" not in os.environ:
+        more["log_level"] = "warning"  # nobody rotates the file
     return Settings(
         listen=listen,
         issuer_url=f"http://{listen}",
@@ -237,6 +240,7 @@ def _control_plane_settings(plan: _Plan) -> "ControlPlaneSettings":
         admin_token_file=plan.state.admin_token_file,
         clients_file=plan.state.clients_file,
         proxy_base_url=f"http://127.0.0.1:{plan.ports.reverse}",
+        **more,
     )
 
 

@@ -133,8 +133,6 @@ def run(
             import uvloop
 
             status = uvloop.run(_carry_out(started))
-        for number in (*_ENDING, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # it is over; only telling is left
         _tell_refusals(control_plane, stack, session_id, after=first, home=invoked.home)  # (6)
     raise typer.Exit(status)
 
@@ -317,6 +315,7 @@ async def _carry_out(run: Run) -> int:
 
 @contextlib.asynccontextmanager
 async def _beside_us(run: Run) -> AsyncIterator[Child]:
+    """Without a sandbox. Whoever on this machine finds the listeners is taken for CMD, but has no placeholder."""
     forward, reverse = loopback_listener(), loopback_listener()
     environment = run.provision.environment(
         forward_port=forward.getsockname()[1], reverse_port=reverse.getsockname()[1]

@@ -81,11 +81,9 @@ def messages() -> Console:
     return Console(file=sys.stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
-def say(line: str, *, style: str = "") -> None:
+def say(line: str) -> None:
     """One line to standard error, beginning with our name."""
-    messages().print(
-        Text("coatcheck: ", style="bold").append(printable(line), style=style or "not bold"), soft_wrap=True
-    )
+    messages().print(Text("coatcheck: ", style="bold").append(printable(line), style="not bold"), soft_wrap=True)
 
 
 def complain(error: str) -> None:

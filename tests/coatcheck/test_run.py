@@ -135,6 +135,19 @@ def test_java_can_read_its_trust_store_and_finds_our_ca_in_it(machine: Machine) 
     assert "".join(ca.split()[2:-2]) in "".join(ran.stdout.split())
 
 
+def test_a_presets_base_url_leads_an_sdk_to_its_own_route(machine: Machine) -> None:
+    machine.typed("credential", "add", "work", "--preset", "openai", given="sk-work")
+
+    ran = machine.stack.coatcheck("run", "--credential", "work", "--sandbox", "off", "--", "env")
+    with_loopback = machine.stack.coatcheck("run", "--sandbox", "off", "--", "env")
+
+    variables = dict(line.partition("=")[::2] for line in ran.stdout.splitlines())
+    assert variables["OPENAI_BASE_URL"] == variables["COATCHECK_REVERSE_URL"] + "/work/v1"
+    assert variables["OPENAI_API_KEY"].startswith("sk-coatchk1")
+    assert variables["NO_PROXY"] == "localhost,127.0.0.1,::1"
+    assert "OPENAI_BASE_URL" not in with_loopback.stdout, "loopback goes through the proxy then, and so would it"
+
+
 def test_only_the_credentials_that_were_named_are_given(machine: Machine) -> None:
     machine.add("other")
 
@@ -182,6 +195,14 @@ def test_keys_of_the_shell_that_nothing_replaces_are_named(machine: Machine) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_standard_input_and_output_are_the_programs_own(machine: Machine, mode: str) -> None:
+    ran = machine.stack.coatcheck("run", "--sandbox", mode, "--", "cat", given="line\n" * 10_000)
+
+    assert ran.stdout == "line\n" * 10_000
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_run_ends_with_its_programs_own_status(machine: Machine, mode: str) -> None:
     for command, status in (
         (["sh", "-c", "exit 37"], 37),
@@ -208,6 +229,7 @@ def test_a_signal_is_passed_on_and_the_program_decides(machine: Machine, mode: s
         assert said == f"got {name}\n"
 
 
+@pytest.mark.guards("coatcheck/run.py", "control_plane.end_session(session_id)", "pass")
 def test_after_the_program_its_session_is_over_and_its_placeholder_revoked(machine: Machine) -> None:
     ran = machine.stack.coatcheck("run", "--sandbox", "off", "--", "printenv", "WEATHER_API_KEY")
 
@@ -272,6 +294,7 @@ def test_each_refused_host_is_told_once_with_the_command_that_allows_it(machine:
     ]
 
 
+@pytest.mark.guards("coatcheck/run.py", '{**rule, "session": session_id}', "rule")
 def test_a_host_is_allowed_for_one_run_alone(machine: Machine, upstream_ca: trustme.CA) -> None:
     with Upstream(upstream_ca) as other:
         other.default = plain(b"ok")

@@ -71,6 +71,7 @@ def test_everything_the_stack_writes_is_the_owners_alone(shared_stack: LocalStac
     assert stat.S_IMODE(shared_stack.home.stat().st_mode) == 0o700
 
 
+@pytest.mark.guards("coatcheck/stack.py", "env=_background_environment(),", "")
 def test_the_stacks_process_has_no_key_of_the_shell_in_its_environment(own_stack: LocalStack) -> None:
     own_stack.coatcheck("up", "--detach", *ANY_PORTS, OPENAI_API_KEY="sk-of-the-shell")
 
