@@ -20,6 +20,7 @@ from control_plane.api.messages import (
     CredentialChangeIn,
     CredentialIn,
     CredentialOut,
+    ExchangeOut,
     GrantIn,
     GrantOut,
     KekOut,
@@ -29,7 +30,6 @@ from control_plane.api.messages import (
     RotationIn,
     TenantOut,
 )
-from control_plane.api.oauth import exchange_answer
 from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, TENANT_ID
 from control_plane.core.presets import PRESETS, preset_to_json
@@ -243,7 +243,7 @@ class AdminApi:
         found = await self.placeholders.list(TenantId(tenant), kind)
         return Items(items=[PlaceholderOut.of(named) for named in found])
 
-    async def issue_placeholder(self, request: Request, tenant: TenantPath, body: PlaceholderIn) -> dict[str, Any]:
+    async def issue_placeholder(self, request: Request, tenant: TenantPath, body: PlaceholderIn) -> ExchangeOut:
         """For a subject that has a grant. The placeholder is in this answer and nowhere else."""
         new = NewPlaceholder(
             subject=SubjectId(body.subject),
@@ -252,7 +252,7 @@ class AdminApi:
             client=ClientId(body.client) if body.client is not None else None,
             with_session=body.session,
         )
-        return exchange_answer(await self.placeholders.issue(TenantId(tenant), new, by=_administrator(request)))
+        return ExchangeOut.of(await self.placeholders.issue(TenantId(tenant), new, by=_administrator(request)))
 
     async def revoke_placeholder(self, request: Request, tenant: TenantPath, placeholder: IdPath) -> Response:
         await self.placeholders.revoke(TenantId(tenant), PlaceholderId(placeholder), by=_administrator(request))

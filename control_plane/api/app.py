@@ -1,12 +1,27 @@
-"""The HTTP application: one module a kind of caller, errors at one edge."""
+"""The HTTP application: one module a kind of caller, errors at one edge, one document that describes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
 from control_plane.api.edge import Edge
 from control_plane.api.errors import install
+
+_SECURITY_SCHEMES: Final = {
+    "administrator": {"type": "http", "scheme": "bearer", "description": "The administrator's token"},
+    "client": {"type": "http", "scheme": "basic", "description": "A registered client: its id and secret"},
+    "session": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "A live session token"},
+}
+_SECURITY: Final[Mapping[str, list[dict[str, list[str]]]]] = {
+    "admin": [{"administrator": []}],
+    "oauth": [{"client": []}],
+    "sessions": [{"administrator": []}, {"client": []}, {"session": []}],
+    "well-known": [],
+}
+"""Who may call, by the tag of a router. The checks themselves stand in the handlers."""
 
 
 def build_app(routers: Sequence[APIRouter], *, version: str, new_request_id: Callable[[], str]) -> ASGIApp:
@@ -27,4 +42,15 @@ def build_inner_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
     for router in routers:
         app.include_router(router)
     install(app)
+    document = _described(app)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    document["components"]["securitySchemes"] = _SECURITY_SCHEMES
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["security"] = _SECURITY[operation["tags"][0]]
+    return document

@@ -4,6 +4,7 @@ Rule: an expected "no" answers with its code; anything else is `internal_error` 
 field held is never repeated, only its name.
 """
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -15,7 +16,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from control_plane.contract.headers import PROBLEM_JSON, REFUSAL_HEADER, SHOULD_RETRY_HEADER
-from control_plane.contract.placeholder import redact
 from control_plane.contract.refusal import RETRY_MAY_HELP, Refusal, RefusalCode, RefusedError, problem
 from control_plane.ports import UnreadableRowError
 
@@ -33,6 +33,7 @@ _BY_STATUS: Final[Mapping[int, Refusal]] = {
     414: Refusal(RefusalCode.URI_TOO_LONG, "the request's target is too long"),
     431: Refusal(RefusalCode.HEADERS_TOO_LARGE, "the request's header fields are too large"),
 }
+_NAME = re.compile(r"[a-z_]{1,32}|[0-9]{1,4}")
 _MALFORMED: Final = Refusal(RefusalCode.MALFORMED_REQUEST, "the request cannot be read")
 
 
@@ -101,7 +102,8 @@ def _invalid(errors: Any) -> Refusal:
     if first["type"] == "json_invalid":
         return Refusal(RefusalCode.MALFORMED_REQUEST, "the body is not JSON")
     place = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
-    field = redact(".".join(place))[:128] or "body"
+    # Somebody may have put a value where a name belongs: only what looks like a name is repeated.
+    field = ".".join(part if _NAME.fullmatch(part) else "…" for part in place) or "body"
     return Refusal(RefusalCode.INVALID_FIELD, f"{field}: {_expectation(first)}")
 
 

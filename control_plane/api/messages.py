@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from control_plane.contract.credential import to_wire
 from control_plane.contract.destination import (
     Destination,
     InvalidDestinationError,
@@ -17,12 +18,20 @@ from control_plane.contract.destination import (
     is_plain_path,
     parse_destination,
 )
-from control_plane.contract.placement import InvalidPlacementError, Placement, placement_from_json, placement_to_json
+from control_plane.contract.headers import TOKEN_TYPE_PLACEHOLDER
+from control_plane.contract.placement import (
+    BEARER,
+    InvalidPlacementError,
+    Placement,
+    placement_from_json,
+    placement_to_json,
+)
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
 from control_plane.core.records import Client, Session, TenantAllowRule
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
+from control_plane.issuance import Issued
 from control_plane.placeholders import NamedToken
 
 MAX_ITEMS: Final = 64
@@ -403,6 +412,57 @@ class PlaceholderOut(_Outgoing):
             created_at=token.created_at,
             expires_at=token.expires_at,
             revoked_at=token.revoked_at,
+        )
+
+
+class UpstreamCredentialOut(_Outgoing):
+    mode: Literal["placeholder", "direct"]
+    value: str
+
+
+class ExchangeOut(_Outgoing):
+    """RFC 8693 §2.2.1, and what a caller needs to use the placeholder. Holds the placeholder: for its owner alone."""
+
+    access_token: str
+    issued_token_type: str
+    token_type: Literal["Bearer", "N_A"]
+    expires_in: int
+    scope: str
+    upstream_credential: UpstreamCredentialOut
+    proxy_credential: str
+    base_url: str
+    placement: dict[str, str]
+    placements: list[dict[str, str]]
+    subject: str
+    tenant: str
+    session_id: str | None
+    credential: str
+    variables: list[str]
+    destinations: list[str]
+    id: str
+
+    @classmethod
+    def of(cls, issued: Issued) -> "ExchangeOut":
+        credential, token = issued.credential, issued.token
+        upstream = to_wire(issued.placeholder)
+        return cls(
+            access_token=issued.placeholder.value,
+            issued_token_type=TOKEN_TYPE_PLACEHOLDER,
+            token_type="Bearer" if credential.placements[0] == BEARER else "N_A",
+            expires_in=issued.expires_in,
+            scope="",
+            upstream_credential=UpstreamCredentialOut.model_validate(upstream),
+            proxy_credential=issued.proxy_credential,
+            base_url=issued.base_url,
+            placement=placement_to_json(credential.placements[0]),
+            placements=[placement_to_json(placement) for placement in credential.placements],
+            subject=token.subject,
+            tenant=token.tenant,
+            session_id=token.session,
+            credential=credential.name,
+            variables=list(credential.variables),
+            destinations=[destination.url for destination in credential.destinations],
+            id=token.id,
         )
 
 

@@ -13,9 +13,7 @@ from fastapi.responses import JSONResponse
 
 from control_plane.access import Access
 from control_plane.api.errors import refusal_headers, request_id
-from control_plane.contract.credential import to_wire
-from control_plane.contract.headers import TOKEN_TYPE_PLACEHOLDER
-from control_plane.contract.placement import BEARER, placement_to_json
+from control_plane.api.messages import ExchangeOut
 from control_plane.contract.refusal import RefusedError
 from control_plane.core.oauth import (
     PARAMETERS,
@@ -27,7 +25,6 @@ from control_plane.core.oauth import (
 )
 from control_plane.core.records import Client
 from control_plane.exchange import Exchange
-from control_plane.issuance import Issued
 from control_plane.trail import Actor
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -47,7 +44,7 @@ class OAuthApi:
             methods=["POST"],
             summary="Exchange a session token for a placeholder, or renew a placeholder in place",
             openapi_extra=_form_schema(PARAMETERS),
-            responses=_RESPONSES,
+            responses={200: {"model": ExchangeOut}, **_RESPONSES},
         )
         router.add_api_route(
             "/revoke",
@@ -66,7 +63,7 @@ class OAuthApi:
             issued = await self.exchange(read_token_request(pairs), client=client, by=by)
         except RefusedError as refused:
             return oauth_error(refused)
-        return JSONResponse(exchange_answer(issued))
+        return JSONResponse(ExchangeOut.of(issued).model_dump())
 
     async def revoke(self, request: Request) -> Response:
         try:
@@ -88,30 +85,6 @@ class OAuthApi:
             return client, parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
         except ValueError:
             raise invalid_request("the form cannot be read") from None
-
-
-def exchange_answer(issued: Issued) -> dict[str, Any]:
-    """RFC 8693 §2.2.1, and what a caller needs to use the placeholder. Holds the placeholder: for its owner alone."""
-    credential, token = issued.credential, issued.token
-    return {
-        "access_token": issued.placeholder.value,
-        "issued_token_type": TOKEN_TYPE_PLACEHOLDER,
-        "token_type": "Bearer" if credential.placements[0] == BEARER else "N_A",
-        "expires_in": issued.expires_in,
-        "scope": "",
-        "upstream_credential": to_wire(issued.placeholder),
-        "proxy_credential": issued.proxy_credential,
-        "base_url": issued.base_url,
-        "placement": placement_to_json(credential.placements[0]),
-        "placements": [placement_to_json(placement) for placement in credential.placements],
-        "subject": token.subject,
-        "tenant": token.tenant,
-        "session_id": token.session,
-        "credential": credential.name,
-        "variables": list(credential.variables),
-        "destinations": [destination.url for destination in credential.destinations],
-        "id": token.id,
-    }
 
 
 def oauth_error(refused: RefusedError) -> JSONResponse:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.control_plane.conftest import OwnControlPlane
 from tests.control_plane.serving import ADMIN_TOKEN, PROXY, ControlPlane
 from tests.control_plane.workspace import GRANT_TYPE, Workspace
 
@@ -313,3 +314,17 @@ def test_bytes_that_are_no_request_end_the_connection(control_plane: ControlPlan
             answer = peer.recv(65_536)
         assert answer.startswith(b"HTTP/1.1 400") or answer == b""
     assert control_plane.http.get("/healthz").status_code == 200
+
+
+def test_what_nobody_expected_is_an_internal_error_without_its_message(own_control_plane: OwnControlPlane) -> None:
+    plane = own_control_plane()
+    plane.edit("DELETE FROM meta")
+
+    response = plane.http.get("/internal/tag-keys", auth=PROXY)
+    afterwards = plane.http.get("/healthz")
+
+    assert (response.status_code, response.json()["code"]) == (500, "internal_error")
+    assert response.json()["detail"] == "the control plane failed"
+    assert "migrations" not in response.text
+    assert response.headers["coatcheck-request-id"] == response.json()["request_id"]
+    assert afterwards.status_code == 200
