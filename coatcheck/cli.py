@@ -88,6 +88,8 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         result = app(args=json_first(arguments), prog_name="coatcheck", standalone_mode=False)
         sys.stdout.flush()
+        if result == INTERRUPTED and sys.stderr.isatty():
+            sys.stderr.write("\n")  # after the terminal's own ^C
         return result if isinstance(result, int) else 0
     except CommandError as error:
         complain(str(error))
