@@ -346,15 +346,15 @@ class ClientConnection(asyncio.Protocol):
         self._head = None
         try:
             self._head = head = parse_request_head(raw)
-            self._check_connection(head)
+            plan = self._plan
+            if plan is not None and plan.fits(head, revision=self.services.view.revision, now=self.services.clock()):
+                decision: Forward | Tunnel | Resolve | Refuse = plan.forward
+            else:
+                self._check_connection(head)
+                decision = self._decide(head)
         except RefusedError as refused:
             self._refuse(refused.refusal, close=True)
             return
-        plan = self._plan
-        if plan is not None and plan.fits(head, revision=self.services.view.revision, now=self.services.clock()):
-            decision: Forward | Tunnel | Resolve | Refuse = plan.forward
-        else:
-            decision = self._decide(head)
         if type(decision) is Forward:
             upstream = self._warm_upstream(decision)
             if upstream is not None:

@@ -295,7 +295,7 @@ class Exchange:
             body, unasked = data[:left], data[left:]
             self._reply_framing = Framing.NONE
             self._note_unasked(unasked)
-            return body if self._scrubber is None else self._scrubber.feed(body) + self._scrubber.finish()
+            return body if self._scrubber is None else self._scrubber.last(body)
         if self._reply_framing is Framing.UNTIL_CLOSE:
             body = data if self._scrubber is None else self._scrubber.feed(data)
             return chunk(body) if body else b""

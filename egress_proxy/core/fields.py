@@ -10,16 +10,16 @@ of fewer than 48 characters cannot hold a placeholder (36 characters) and is not
 
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from control_plane.contract.headers import OWN_HEADER_PREFIX, SUBJECT_HEADER
 from control_plane.contract.placeholder import Sighting, has_marker, sightings
 
+MAX_REMEMBERED_LINES: Final = 4096
 MAX_REMEMBERED_LINE_BYTES: Final = 256
 MAX_PERCENT_LAYERS: Final = 3
 
@@ -77,20 +77,12 @@ class Field:
 
 def request_fields(block: bytes) -> list[Field]:
     """A request's field lines, with the markers in each. The block is valid: one field a line, no bare CR or LF."""
-    return [
-        _remembered_request_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_request_field(line)
-        for line in block.split(b"\r\n")
-        if line
-    ]
+    return list(map(_remembered_request_fields.__getitem__, block.split(b"\r\n"))) if block else []
 
 
 def reply_fields(block: bytes) -> list[Field]:
     """A reply's field lines."""
-    return [
-        _remembered_reply_field(line) if len(line) <= MAX_REMEMBERED_LINE_BYTES else _judge_reply_field(line)
-        for line in block.split(b"\r\n")
-        if line
-    ]
+    return list(map(_remembered_reply_fields.__getitem__, block.split(b"\r\n"))) if block else []
 
 
 def target_marks(target: bytes) -> list[Mark]:
@@ -126,8 +118,23 @@ def _judge_reply_field(line: bytes) -> Field:
     return Field(name, value, line, ours or name in _JUDGED_IN_REPLIES, ours)
 
 
-_remembered_request_field = lru_cache(maxsize=4096)(_judge_request_field)
-_remembered_reply_field = lru_cache(maxsize=4096)(_judge_reply_field)
+class _Remembered(dict[bytes, Field]):
+    """Fields by their line, judged when first seen. Emptied when full; a look-up costs half of `lru_cache`'s."""
+
+    def __init__(self, judge: Callable[[bytes], Field]) -> None:
+        self._judge = judge
+
+    def __missing__(self, line: bytes) -> Field:
+        field = self._judge(line)
+        if len(line) <= MAX_REMEMBERED_LINE_BYTES:
+            if len(self) >= MAX_REMEMBERED_LINES:
+                self.clear()
+            self[line] = field
+        return field
+
+
+_remembered_request_fields: Final = _Remembered(_judge_request_field)
+_remembered_reply_fields: Final = _Remembered(_judge_reply_field)
 
 
 def _field_marks(sent_name: bytes, value: bytes) -> Iterator[Mark]:

@@ -184,10 +184,9 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     except httptools.HttpParserError:
         raise UpstreamProtocolError("the reply's head is not unambiguous HTTP/1.1") from None
     status_line, _, field_lines = raw[: -len(HEAD_END)].partition(b"\r\n")
-    match = _STATUS_LINE.fullmatch(status_line)
-    if not verdict.complete or match is None or match[2] < b"100":
+    if not verdict.complete:
         raise UpstreamProtocolError("the reply is not HTTP/1.1")
-    minor_version, status, reason = match[1], int(match[2]), match[3] or b""
+    minor_version, status, reason = _status_line(status_line)
     fields = reply_fields(field_lines)
     if len(fields) > MAX_HEADERS:
         raise UpstreamProtocolError("the reply has too many fields")
@@ -214,6 +213,15 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     return ResponseHead(
         status, reason, fields, special, framing, content_length, keep_alive, is_coded, removed - _CONNECTION_OPTIONS
     )
+
+
+@lru_cache(maxsize=256)
+def _status_line(line: bytes) -> tuple[bytes, int, bytes]:
+    """(minor version, status, reason). Raises `UpstreamProtocolError`."""
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None or match[2] < b"100":
+        raise UpstreamProtocolError("the reply is not HTTP/1.1")
+    return match[1], int(match[2]), match[3] or b""
 
 
 @lru_cache(maxsize=1024)

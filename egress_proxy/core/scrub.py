@@ -37,6 +37,11 @@ class Scrubber:
         self._held = window[-hold:]
         return window[:-hold]
 
+    def last(self, data: bytes) -> bytes:
+        """The body's last piece: with its end known, nothing more is undecided."""
+        held, self._held = self._held, b""
+        return self._overwrite(held + data)
+
     def finish(self) -> bytes:
         """What was held back, at the reply's true end: the beginning of a secret, and no more than that."""
         held, self._held = self._held, b""

@@ -44,6 +44,15 @@ def test_how_a_stream_is_cut_never_changes_what_is_sent(words: list[bytes], plac
     assert needle not in out
 
 
+@pytest.mark.parametrize("cut", range(len(SECRET) + 1))
+def test_the_last_piece_is_searched_together_with_what_was_held(cut: int) -> None:
+    scrubber = Scrubber((SECRET,))
+
+    out = scrubber.feed(b"a" + SECRET[:cut]) + scrubber.last(SECRET[cut:] + b"sk-")
+
+    assert out == b"a" + b"*" * len(SECRET) + b"sk-"
+
+
 def test_what_cannot_be_a_secrets_beginning_passes_at_once() -> None:
     scrubber = Scrubber((SECRET,))
 
