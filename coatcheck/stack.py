@@ -205,6 +205,8 @@ def up(
 
         running = host_stack(state, ports, upstream_ca=upstream_files, until_unused=until_unused, on_ready=show)
         if running is None:
+            if sys.stderr.isatty():
+                sys.stderr.write("\nstopped\n")
             return
         with _in_use(state):
             stack = running = _running_for_good(state) or running

@@ -56,7 +56,8 @@ class Access:
         expected = client.secret_sha256 if client else _NO_SECRET
         # RFC 6749 §2.3.1 form-encodes the secret; most clients do not, and for the ones made here it is the same.
         candidates = (presented, unquote_plus(presented))
-        if client is None or not any(hmac.compare_digest(secret_sha256(text), expected) for text in candidates):
+        proven = [hmac.compare_digest(secret_sha256(text), expected) for text in candidates]
+        if client is None or not any(proven):
             raise RefusedError(UNAUTHENTICATED)
         return client
 

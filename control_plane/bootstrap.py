@@ -31,6 +31,7 @@ from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.api.admin import AdminApi
 from control_plane.api.app import build_app
+from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
 from control_plane.api.oauth import OAuthApi
 from control_plane.api.sessions import SessionsApi
@@ -199,7 +200,7 @@ def _own_url(settings: Settings, listener: socket.socket) -> str:
 def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttp,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -47,8 +47,6 @@ class Opening:
     subject: SubjectId
     roles: tuple[str, ...]
     runtime: ClientId
-    seconds: float | None = None
-    """None: the configured length."""
 
 
 class Sessions:
@@ -93,7 +91,7 @@ class Sessions:
             runtime=opening.runtime,
             joined_by=None,
             created_at=now,
-            not_after=now + (self._session_seconds if opening.seconds is None else opening.seconds),
+            not_after=now + self._session_seconds,
             ended_at=None,
         )
         await records.sessions.add(session)

@@ -57,7 +57,6 @@ class Exchange:
         "_continue_timer",
         "_interim_replies",
         "_is_on_used_connection",
-        "_is_paused_by_client",
         "_loop",
         "_may_continue",
         "_reply",
@@ -106,7 +105,6 @@ class Exchange:
         self._reply_framing = Framing.NONE
         self._reply_left = 0
         self._chunks_out: ChunkedReader | None = None
-        self._is_paused_by_client = False
         self.active_at = 0.0
         self.closes_client = not head.keep_alive
         self.head = head
@@ -206,12 +204,10 @@ class Exchange:
     # --- what the client connection calls ---
 
     def client_pause_writing(self) -> None:
-        self._is_paused_by_client = True
         if self._upstream is not None:
             self._upstream.pause_reading()
 
     def client_resume_writing(self) -> None:
-        self._is_paused_by_client = False
         if self._upstream is not None:
             self._upstream.resume_reading()
 
@@ -344,8 +340,7 @@ class Exchange:
         if upstream is None:
             return
         upstream.reader = None
-        # The trap of a slow client: its upstream is still paused when the reply ends, and would hang the next request.
-        if reusable and not self._is_paused_by_client:
+        if reusable:
             self._client.services.upstreams.give_back(upstream)
         else:
             upstream.close()

@@ -85,6 +85,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
+        """Not when it is paused: a slow client's upstream may still be when the reply ends, and would hang the next."""
         return not self._closed and not self._is_paused and not self._is_write_paused
 
     @property

@@ -29,10 +29,12 @@ _UNREADABLE: Final = Refusal(RefusalCode.CREDENTIAL_UNAVAILABLE, "a stored recor
 _BY_STATUS: Final[Mapping[int, Refusal]] = {
     404: Refusal(RefusalCode.NOT_FOUND, "there is no such route", "GET /openapi.json lists them"),
     405: Refusal(RefusalCode.METHOD_NOT_ALLOWED, "this route does not know that method"),
+    408: Refusal(RefusalCode.REQUEST_TIMEOUT, "the request's head did not come in time"),
     413: Refusal(RefusalCode.BODY_TOO_LARGE, "the request's body is too large"),
     414: Refusal(RefusalCode.URI_TOO_LONG, "the request's target is too long"),
     431: Refusal(RefusalCode.HEADERS_TOO_LARGE, "the request's header fields are too large"),
 }
+_RETRY_AFTER_SECONDS: Final = 5
 _NAME = re.compile(r"[a-z_]{1,32}|[0-9]{1,4}")
 _MALFORMED: Final = Refusal(RefusalCode.MALFORMED_REQUEST, "the request cannot be read")
 
@@ -51,8 +53,8 @@ def refusal_headers(refusal: Refusal) -> dict[str, str]:
     headers = {REFUSAL_HEADER: refusal.code.value}
     if refusal.code not in RETRY_MAY_HELP:
         headers[SHOULD_RETRY_HEADER] = "false"
-    if refusal.retry_after_seconds is not None:
-        headers["Retry-After"] = str(refusal.retry_after_seconds)
+    if refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        headers["Retry-After"] = str(refusal.retry_after_seconds or _RETRY_AFTER_SECONDS)
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         # RFC 9110 §11.6.1: both challenges, since a wrong token's answer is the same on every route.
         headers["WWW-Authenticate"] = 'Bearer realm="coatcheck", Basic realm="coatcheck"'

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coatcheck.stack import find_stack, is_unlocked, read_record
+from coatcheck.stack import find_stack, is_unlocked, joined_stack, read_record
 from coatcheck.state import StateFolder
 from tests.coatcheck.waiting import wait_until
 from tests.support.local_stack import ANY_PORTS, LocalStack
@@ -122,15 +122,13 @@ def test_a_taken_port_is_named_with_the_option_that_takes_another(own_stack: Loc
     )
 
 
-def test_a_stack_that_a_command_started_ends_after_it_unless_up_keeps_it(own_stack: LocalStack) -> None:
-    own_stack.coatcheck("credential", "list")
-    started = record(own_stack)
-    assert started["until_unused"] is True
+def test_a_stack_that_a_command_started_is_kept_by_up(own_stack: LocalStack) -> None:
+    with joined_stack(StateFolder(own_stack.home)) as started:
+        own_stack.coatcheck("up", "--detach")
+        kept = record(own_stack)
 
-    own_stack.coatcheck("up", "--detach")
-    kept = record(own_stack)
-
-    assert kept["pid"] == started["pid"]
+    assert started.until_unused
+    assert kept["pid"] == started.pid
     assert kept["until_unused"] is False
 
 

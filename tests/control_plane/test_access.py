@@ -1,6 +1,7 @@
 """Who may do what: every route against every kind of caller, and what odd requests get (field cases C32 and C47)."""
 
 import base64
+import contextlib
 import http.client
 import socket
 from collections.abc import Iterator
@@ -237,6 +238,32 @@ def test_a_head_that_is_too_large_is_431(control_plane: ControlPlane, headers: d
     response = control_plane.http.get("/healthz", headers=headers)
 
     assert (response.status_code, response.json()["code"]) == (431, "headers_too_large")
+
+
+@pytest.mark.guards("control_plane/api/http.py", "if self._head_bytes > MAX_OPEN_HEAD_BYTES:", "if False:")
+def test_a_head_that_never_ends_is_431_before_it_fills_the_memory(control_plane: ControlPlane) -> None:
+    with socket.create_connection(("127.0.0.1", int(control_plane.url.rpartition(":")[2])), timeout=10) as peer:
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Endless: ")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 50_000_000:
+                sent += peer.send(b"x" * 65_536)
+        assert sent < 20_000_000
+
+
+@pytest.mark.long
+def test_a_head_that_does_not_come_is_408(control_plane: ControlPlane) -> None:
+    peers = [socket.create_connection(("127.0.0.1", int(control_plane.url.rpartition(":")[2]))) for _ in range(3)]
+    beginnings = [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"]
+    for peer, beginning in zip(peers, beginnings, strict=True):
+        peer.settimeout(30)
+        peer.sendall(beginning)
+
+    answers = [peer.recv(65_536) for peer in peers]
+
+    assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers), answers
+    for peer in peers:
+        peer.close()
 
 
 def test_150_header_lines_and_200_cookies_are_fine(control_plane: ControlPlane) -> None:

@@ -305,7 +305,7 @@ def test_a_control_plane_that_comes_back_is_asked_again(own_world: World, upstre
     assert ticket.secret.encode() in upstream.received()
 
 
-@pytest.mark.guards("egress_proxy/resolver.py", "        if not response.is_success:\n", "        if False:\n")
+@pytest.mark.guards("egress_proxy/resolver.py", "        self._cache.could_not_ask(ask)\n", "        pass\n")
 def test_an_error_of_the_store_is_unavailable_and_never_unknown(own_world: World, upstream: Upstream) -> None:
     ticket = own_world.ticket(upstream.url)
     own_world.control_plane.answers = False

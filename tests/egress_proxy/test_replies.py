@@ -164,7 +164,7 @@ def test_a_reply_with_any_doubt_about_it_is_a_502_of_ours(world: World, upstream
     assert response.header("x-should-retry") == "false"
 
 
-@pytest.mark.guards("egress_proxy/exchange.py", "and _is_coded(head)", "and False")
+@pytest.mark.guards("egress_proxy/exchange.py", "and head.is_coded", "and False")
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "x-own"])
 def test_a_coded_reply_to_a_swapped_request_is_blocked(world: World, upstream: Upstream, coding: str) -> None:
     upstream.default = plain(b"\x1f\x8b-not-looked-at", headers=[("Content-Encoding", coding)])

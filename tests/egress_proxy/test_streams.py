@@ -8,6 +8,7 @@ import pytest
 
 from tests.egress_proxy.world import World, get, reverse_path
 from tests.support.upstream import (
+    Behaviour,
     Gate,
     Request,
     Upstream,
@@ -59,22 +60,30 @@ def test_each_event_arrives_as_soon_as_it_was_written(
             assert time.monotonic() - began < 0.25
 
 
-@pytest.mark.guards("egress_proxy/exchange.py", "if reusable and not self._is_paused_by_client:", "if reusable:")
-def test_a_small_request_works_after_a_large_reply_to_a_slow_reader(world: World, upstream: Upstream) -> None:
-    ticket = world.ticket(upstream.url)
-    size = 3 * 1024 * 1024
-    upstream.on("/big", sends(message(b"x" * size)))
-    request = get(reverse_path(ticket, "/big"), headers={"Authorization": ticket.bearer})
+@pytest.mark.guards("egress_proxy/upstream.py", "not self._closed and not self._is_paused and", "not self._closed and")
+def test_a_small_request_works_after_a_large_reply_to_a_slow_reader(world: World) -> None:
+    with Upstream(None) as upstream:
+        ticket = world.ticket(upstream.url)
+        # Which size leaves the upstream paused by its very last bytes depends on the machine's buffers.
+        for size in range(200_000, 5_000_000, 200_000):
+            written = Gate()
+            upstream.on("/big", _tells_when_written(message(b"x" * size), written))
+            with world.reverse() as line:
+                line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+                line.send(get(reverse_path(ticket, "/big"), headers={"Authorization": ticket.bearer}))
+                line.read_until(b"\r\n\r\n")
+                written._open.wait(0.03)  # the client does not read meanwhile
+                assert len(line.read_exactly(size)) == size
+                small = line.ask(get(reverse_path(ticket), headers={"Authorization": ticket.bearer}), timeout_seconds=3)
+                assert small.status == 200
 
-    for _ in range(3):
-        with world.reverse() as line:
-            line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
-            line.send(request)
-            line.read_until(b"\r\n\r\n")
-            time.sleep(0.15)  # a slow reader is what this is about
-            assert len(line.read_exactly(size)) == size
-            small = line.ask(get(reverse_path(ticket), headers={"Authorization": ticket.bearer}), timeout_seconds=3)
-            assert small.status == 200
+
+def _tells_when_written(reply: bytes, written: Gate) -> Behaviour:
+    async def behave(_: Request, wire: Wire) -> None:
+        await wire.write(reply)
+        written.open()
+
+    return behave
 
 
 def test_a_reply_is_not_buffered_for_a_client_that_does_not_read(world: World, upstream: Upstream) -> None:
@@ -253,7 +262,7 @@ def test_an_upstream_that_ignores_expect_does_not_stall_the_client(world: World,
     ],
 )
 @pytest.mark.guards(
-    "egress_proxy/client.py", "            exchange.client_gone()\n            self._forget", "            self._forget"
+    "egress_proxy/client.py", "client_gone += 1\n            exchange.client_gone()", "client_gone += 1"
 )
 def test_the_upstream_is_let_go_when_the_client_is_gone(
     world: World, upstream: Upstream, mode: str, moment: str, way: str

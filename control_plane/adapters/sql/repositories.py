@@ -103,12 +103,7 @@ class Transaction:
         self._connection = connection
         self._scope = scope
         self._writes = writes
-        self.published = False
-        """Whether the outbox grew."""
-
-    @property
-    def is_postgresql(self) -> bool:
-        return self._connection.dialect.name == "postgresql"
+        self._unpublished: list[dict[str, Any]] = []
 
     def mine(self, tenant: ColumnElement[Any]) -> ColumnElement[bool]:
         return tenant == self._scope.tenant if isinstance(self._scope, TenantScope) else true()
@@ -116,6 +111,24 @@ class Transaction:
     def require_mine(self, tenant: TenantId | None) -> None:
         if isinstance(self._scope, TenantScope) and tenant != self._scope.tenant:
             raise ScopeError("a row of another tenant")
+
+    def publish(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Into the outbox, when the transaction ends."""
+        self._require_writing()
+        self._unpublished += rows
+
+    async def flush(self) -> bool:
+        """Writes what is to be published; whether there was anything.
+
+        Last of all: on PostgreSQL the lock that keeps numbers in their order is then held for the commit alone, and
+        nobody waits for a row while holding it.
+        """
+        if not self._unpublished:
+            return False
+        if self._is_postgresql:
+            await self.row(select(func.pg_advisory_xact_lock(_OUTBOX_LOCK)))
+        await self.change(insert(OUTBOX), self._unpublished)
+        return True
 
     async def rows(self, statement: Select[Any]) -> Sequence[Mapping[str, Any]]:
         result = await self._connection.execute(statement)
@@ -127,13 +140,25 @@ class Transaction:
 
     async def change(self, statement: Any, parameters: Any = None) -> int:
         """How many rows it touched. Raises `TakenError` for a name or id that is already there."""
-        if not self._writes:
-            raise ScopeError("a reading transaction does not write")
+        self._require_writing()
         try:
             result = await self._connection.execute(statement, parameters)
         except IntegrityError as error:
             raise TakenError from error
         return int(result.rowcount)
+
+    def insert_once(self, table: Table, *, by: str) -> Any:
+        """An insert that leaves out rows whose `by` is already there."""
+        new = postgresql_insert(table) if self._is_postgresql else sqlite_insert(table)
+        return new.on_conflict_do_nothing(index_elements=[by])
+
+    @property
+    def _is_postgresql(self) -> bool:
+        return self._connection.dialect.name == "postgresql"
+
+    def _require_writing(self) -> None:
+        if not self._writes:
+            raise ScopeError("a reading transaction does not write")
 
 
 class SqlTenants:
@@ -396,14 +421,9 @@ class SqlOutbox:
         self._tx = tx
 
     async def append(self, changes: Sequence[Change], at: float) -> None:
-        if not changes:
-            return
         for change in changes:
             self._tx.require_mine(change.tenant)
-        if self._tx.is_postgresql:
-            await self._tx.row(select(func.pg_advisory_xact_lock(_OUTBOX_LOCK)))
-        await self._tx.change(
-            insert(OUTBOX),
+        self._tx.publish(
             [
                 {
                     "at": at,
@@ -413,9 +433,8 @@ class SqlOutbox:
                     "revoked": change.revoked,
                 }
                 for change in changes
-            ],
+            ]
         )
-        self._tx.published = True
 
     async def after(self, sequence: int, limit: int) -> Sequence[PublishedChange]:
         statement = select(OUTBOX).where(OUTBOX.c.sequence > sequence, self._tx.mine(OUTBOX.c.tenant))
@@ -445,9 +464,8 @@ class SqlAudit:
             return
         for event in events:
             self._tx.require_mine(TenantId(event.tenant) if event.tenant is not None else None)
-        new = postgresql_insert(AUDIT) if self._tx.is_postgresql else sqlite_insert(AUDIT)
         await self._tx.change(
-            new.on_conflict_do_nothing(index_elements=["event_id"]),
+            self._tx.insert_once(AUDIT, by="event_id"),
             [
                 {
                     "event_id": event.event_id,

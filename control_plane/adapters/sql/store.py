@@ -47,7 +47,8 @@ class SqlStore:
                 async with connection.begin():
                     tx = Transaction(connection, scope, writes=True)
                     yield SqlRecords(tx)
-                if tx.published:
+                    published = await tx.flush()
+                if published:
                     self._wake.announce()
 
 
