@@ -4,10 +4,10 @@ The whole decision is `_decide`, in numbered steps. Rule: each step either prove
 granted looks exactly like what is not there; and both outcomes stand in the audit trail.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from control_plane.contract.caller import Caller, SessionId
+from control_plane.contract.caller import Caller, SessionId, TenantId
 from control_plane.contract.headers import (
     GRANT_TYPE_TOKEN_EXCHANGE,
     TOKEN_TYPE_ACCESS_TOKEN,
@@ -54,13 +54,15 @@ class Exchange:
 
     async def __call__(self, request: TokenRequest, *, client: Client, by: Actor) -> Issued:
         """What is issued, or `RefusedError`. Either way the trail has it."""
+        attempt = _Attempt(client, by, tenant=client.tenant)
         try:
-            return await self._decide(request, client, by)
+            return await self._decide(request, attempt)
         except RefusedError as refused:
-            await self._record_refusal(refused.refusal, client, by)
+            await self._record_refusal(refused.refusal, attempt)
             raise
 
-    async def _decide(self, request: TokenRequest, client: Client, by: Actor) -> Issued:
+    async def _decide(self, request: TokenRequest, attempt: "_Attempt") -> Issued:
+        client, by = attempt.client, attempt.by
         # (1) Only a runtime exchanges, and only by this grant type.
         _require_runtime(client)
         if request.grant_type != GRANT_TYPE_TOKEN_EXCHANGE:
@@ -75,10 +77,11 @@ class Exchange:
             raise invalid_request("subject_token is missing")
         # (3) A placeholder as subject token means: the same one, for longer.
         if request.subject_token_type == TOKEN_TYPE_PLACEHOLDER:
-            return await self._renew(request, request.subject_token, client, by)
+            return await self._renew(request, request.subject_token, attempt)
         target = _target(request)
         # (4) Whose token is it? From here on everything happens inside one tenant.
         session = await self._proven_session(request, request.subject_token, client)
+        attempt.is_of(session)
         async with self._store.write(TenantScope(session.tenant)) as records:
             # (5) The session as it is now: live, and this client's to act in.
             mandate = await self._mandate(records, session, request, client)
@@ -90,7 +93,8 @@ class Exchange:
             await records.audit.append([self._granted("exchange", issued, by)])
         return issued
 
-    async def _renew(self, request: TokenRequest, text: str, client: Client, by: Actor) -> Issued:
+    async def _renew(self, request: TokenRequest, text: str, attempt: "_Attempt") -> Issued:
+        client, by = attempt.client, attempt.by
         # (1) A string that we minted, and that the store knows as this client's.
         placeholder = await self._own_token(text, Marker.PLACEHOLDER, client)
         proxy_token = None
@@ -98,8 +102,6 @@ class Exchange:
             proxy_token = await self._own_token(request.proxy_credential, Marker.PROXY_CREDENTIAL, client)
             if proxy_token.caller != placeholder.caller:
                 raise RefusedError(UNKNOWN_TOKEN)
-        if placeholder.revoked_at is not None or (proxy_token is not None and proxy_token.revoked_at is not None):
-            raise RefusedError(REVOKED)
         # (2) What an operator issued without a session has the life that the operator gave it.
         if placeholder.session is None:
             raise RefusedError(NOT_RENEWABLE)
@@ -108,12 +110,14 @@ class Exchange:
             session = await records.sessions.get(placeholder.session)
             if session is None or not session.is_live(self._clock()):
                 raise RefusedError(SESSION_OVER)
+            attempt.is_of(session)
+            _require_subject(request, session)
             mandate = _mandate_of(session, client)
             # (4) The grant still stands, and an audience, where one is named, still means this credential.
             credential = await self._issuance.still_granted(records, mandate, placeholder)
             if request.audience is not None or request.resource is not None:
                 choose([credential], Target(request.audience, request.resource))
-            # (5) The same strings, for longer.
+            # (5) The same strings, for longer: unless one was revoked.
             proxy = (request.proxy_credential, proxy_token) if request.proxy_credential and proxy_token else None
             issued = await self._issuance.renewed(records, mandate, credential, placeholder, text=text, proxy=proxy)
             await records.audit.append([self._granted("exchange.renew", issued, by)])
@@ -163,8 +167,7 @@ class Exchange:
             raise _bad_subject_token(INVALID_SUBJECT_TOKEN)
         if not session.is_live(self._clock()):
             raise RefusedError(SESSION_OVER)
-        if request.requested_subject not in (None, session.subject):
-            raise RefusedError(SUBJECT_CONFLICT)
+        _require_subject(request, session)
         if session.joined_by is None:
             await records.sessions.replace(replace(session, joined_by=client.id))
         return _mandate_of(session, client)
@@ -214,13 +217,33 @@ class Exchange:
             placeholder_id=token.id,
         )
 
-    async def _record_refusal(self, refusal: Refusal, client: Client, by: Actor) -> None:
-        event = self._trail.refusal("exchange", refusal, by=by, tenant=client.tenant)
+    async def _record_refusal(self, refusal: Refusal, attempt: "_Attempt") -> None:
+        event = self._trail.refusal(
+            "exchange",
+            refusal,
+            by=attempt.by,
+            tenant=attempt.tenant,
+            subject=attempt.session.subject if attempt.session else None,
+            session=attempt.session.id if attempt.session else None,
+        )
         try:
             async with self._store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
                 await records.audit.append([event])
         except RefusedError:
             return  # the store is away, and that is what the caller hears already
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known of an exchange so far: a refusal is recorded where whoever was refused can find it."""
+
+    client: Client
+    by: Actor
+    tenant: TenantId | None
+    session: Session | None = None
+
+    def is_of(self, session: Session) -> None:
+        self.session, self.tenant = session, session.tenant
 
 
 def _require_runtime(client: Client) -> None:
@@ -243,6 +266,11 @@ def _require_placeholder_asked(request: TokenRequest) -> None:
             raise invalid_request(
                 "requested_token_type is none that is issued here", hint=f"leave it out, or {TOKEN_TYPE_PLACEHOLDER}"
             )
+
+
+def _require_subject(request: TokenRequest, session: Session) -> None:
+    if request.requested_subject not in (None, session.subject):
+        raise RefusedError(SUBJECT_CONFLICT)
 
 
 def _target(request: TokenRequest) -> Target:
@@ -282,11 +310,6 @@ SUBJECT_CONFLICT: Final = Refusal(
 UNKNOWN_TOKEN: Final = Refusal(
     RefusalCode.UNKNOWN_PLACEHOLDER,
     "the placeholder or proxy credential is not one of this client's",
-    "exchange again for a new one",
-)
-REVOKED: Final = Refusal(
-    RefusalCode.REVOKED_PLACEHOLDER,
-    "the placeholder or proxy credential was revoked",
     "exchange again for a new one",
 )
 NOT_RENEWABLE: Final = Refusal(

@@ -112,14 +112,17 @@ class Issuance:
         text: str,
         proxy: tuple[str, Token] | None,
     ) -> Issued:
-        """The same strings, good for longer. Without a proxy credential to renew, a fresh one."""
+        """The same strings, good for longer. Without a proxy credential to renew, a fresh one.
+
+        Raises `RefusedError(revoked_placeholder)`.
+        """
         base_url = self._base_url(credential)
         now = self._clock()
         expires_at = _expiry(mandate, token.ttl_seconds, now)
-        await records.tokens.prolong(token.sha256, expires_at)
+        await self._prolong(records, token, expires_at)
         if proxy is not None:
             proxy_credential, proxy_token = proxy
-            await records.tokens.prolong(proxy_token.sha256, expires_at)
+            await self._prolong(records, proxy_token, expires_at)
         else:
             proxy_credential, _ = await self._record(
                 records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=token.ttl_seconds
@@ -132,6 +135,10 @@ class Issuance:
             base_url=base_url,
             expires_in=max(0, int(expires_at - now)),
         )
+
+    async def _prolong(self, records: Records, token: Token, expires_at: float) -> None:
+        if not await records.tokens.prolong(token.sha256, expires_at):
+            raise RefusedError(REVOKED)
 
     async def _record(
         self,
@@ -184,6 +191,11 @@ def shape_of(credential: Credential) -> Shape:
     return preset.shape if preset else Shape()
 
 
+REVOKED: Final = Refusal(
+    RefusalCode.REVOKED_PLACEHOLDER,
+    "the placeholder or proxy credential was revoked",
+    "exchange again for a new one",
+)
 ENDPOINT_UNRESOLVED: Final = Refusal(
     RefusalCode.ENDPOINT_UNRESOLVED,
     "the control plane does not know the address of the egress proxy",

@@ -61,7 +61,16 @@ class Trail:
             )
         )
 
-    def refusal(self, action: str, refusal: Refusal, *, by: Actor, tenant: str | None) -> AuditEvent:
+    def refusal(
+        self,
+        action: str,
+        refusal: Refusal,
+        *,
+        by: Actor,
+        tenant: str | None,
+        subject: str | None = None,
+        session: str | None = None,
+    ) -> AuditEvent:
         """A decision that was a "no"."""
         return cleaned(
             AuditEvent(
@@ -70,6 +79,8 @@ class Trail:
                 request_id=by.request_id,
                 action=action,
                 tenant=tenant,
+                subject=subject,
+                session=session,
                 client=by.name,
                 code=refusal.code,
                 true_code=refusal.true_code,

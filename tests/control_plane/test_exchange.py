@@ -520,12 +520,28 @@ def test_a_renewal_may_name_the_audience_it_has_and_no_other(granted: Workspace)
     assert_oauth_error(granted.renewal(issued, audience="second"), "invalid_target", "credential_not_found")
 
 
-@pytest.mark.guards("control_plane/exchange.py", "if placeholder.revoked_at is not None or", "if")
-def test_a_revoked_placeholder_is_not_renewed(granted: Workspace) -> None:
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py",
+    "(TOKENS.c.sha256 == sha256, TOKENS.c.revoked_at.is_(None), self",
+    "(TOKENS.c.sha256 == sha256, self",
+)
+@pytest.mark.parametrize("revoked", ["access_token", "proxy_credential"])
+def test_what_was_revoked_is_not_renewed(granted: Workspace, revoked: str) -> None:
     issued = granted.exchange()
-    granted.control_plane.made("DELETE", granted.path(f"placeholders/{issued['id']}"))
+    before = granted.resolve(issued)
+    revoke(granted, issued[revoked])
 
-    assert_oauth_error(granted.renewal(issued), "invalid_request", "revoked_placeholder")
+    response = granted.renewal(issued, proxy_credential=issued["proxy_credential"])
+
+    assert_oauth_error(response, "invalid_request", "revoked_placeholder")
+    unchanged = granted.resolve(issued)["binding"]["expires_at"]
+    assert unchanged == before["binding"]["expires_at"]
+
+
+def test_a_renewal_for_another_subject_is_an_error(granted: Workspace) -> None:
+    response = granted.renewal(granted.exchange(), requested_subject="bob")
+
+    assert_oauth_error(response, "invalid_request", "subject_conflict")
 
 
 def test_a_renewal_needs_the_grant_still(own_control_plane: OwnControlPlane) -> None:
@@ -682,5 +698,19 @@ def test_what_was_issued_and_what_was_refused_stand_in_the_trail(granted: Worksp
     assert exchanges[0]["placeholder_id"] == issued["id"]
     assert exchanges[0]["subject"] == "alice"
     assert exchanges[0]["client"] == granted.runtime
+    assert (exchanges[1]["subject"], exchanges[1]["session"]) == ("alice", session["session_id"])
     assert exchanges[1]["request_id"] == refused.headers["coatcheck-request-id"]
     assert issued["access_token"] not in str(exchanges)
+
+
+def test_a_shared_runtimes_refusal_stands_in_the_trail_of_the_tenant_it_was_for(granted: Workspace) -> None:
+    shared = f"{granted.tenant}-shared"
+    secret = granted.add_client(shared, "runtime", tenant=None)
+    session = granted.open_session(runtime=shared)
+
+    granted.token_as(
+        (shared, secret), subject_token=session["session_token"], subject_token_type=JWT, audience="nothing-like-it"
+    )
+
+    (refused,) = [event for event in granted.audit() if event["action"] == "exchange"]
+    assert (refused["code"], refused["client"]) == ("credential_not_found", shared)

@@ -254,7 +254,7 @@ async def test_what_is_replaced_is_read_back_changed(store: SqlStore) -> None:
         await records.credentials.replace(changed[0])
         await records.versions.replace(changed[1])
         await records.sessions.replace(changed[2])
-        await records.tokens.prolong(token().sha256, 999.5)
+        assert await records.tokens.prolong(token().sha256, 999.5)
 
     async with store.read(TenantScope(ACME)) as records:
         assert await records.credentials.get(credential().id) == changed[0]
@@ -354,7 +354,7 @@ async def test_a_tenants_scope_changes_nothing_of_another(store: SqlStore) -> No
 
     async with store.write(TenantScope(EVIL)) as records:
         await records.tokens.revoke([token()], 5.5)
-        await records.tokens.prolong(token().sha256, 9e9)
+        assert not await records.tokens.prolong(token().sha256, 9e9)
         await records.grants.remove(grant().id)
         await records.rules.remove(rule().id)
         await records.rules.remove_of_session(session().id)
@@ -502,6 +502,7 @@ async def test_a_token_is_revoked_once(store: SqlStore) -> None:
     async with store.write(TenantScope(ACME)) as records:
         await records.tokens.revoke([token()], 5.5)
         await records.tokens.revoke([token()], 6.5)
+        assert not await records.tokens.prolong(token().sha256, 9e9)
 
     async with store.read(TenantScope(ACME)) as records:
         assert await records.tokens.get(token().id) == token(revoked_at=5.5)

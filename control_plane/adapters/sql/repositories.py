@@ -390,9 +390,9 @@ class SqlTokens:
         statement = select(TOKENS).where(*conditions, self._tx.mine(TOKENS.c.tenant))
         return to_records(Token, await self._tx.rows(statement.order_by(TOKENS.c.created_at, TOKENS.c.id)))
 
-    async def prolong(self, sha256: str, expires_at: float) -> None:
-        where = (TOKENS.c.sha256 == sha256, self._tx.mine(TOKENS.c.tenant))
-        await self._tx.change(update(TOKENS).where(*where).values(expires_at=expires_at))
+    async def prolong(self, sha256: str, expires_at: float) -> bool:
+        where = (TOKENS.c.sha256 == sha256, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
+        return await self._tx.change(update(TOKENS).where(*where).values(expires_at=expires_at)) == 1
 
     async def revoke(self, tokens: Sequence[Token], at: float) -> None:
         for token in tokens:
