@@ -394,8 +394,6 @@ NOT_FOR_ALICE: dict[str, Json] = {
 }
 
 
-@pytest.mark.guards("control_plane/core/records.py", "return self.subject == subject", "return True")
-@pytest.mark.guards("control_plane/core/records.py", "and self.role in roles", "")
 @pytest.mark.guards(
     "control_plane/issuance.py",
     "choose([credential for credential, grants in pairs if live(grants, now)], target)",

@@ -44,10 +44,17 @@ def test_a_grant_narrows_what_the_proxy_will_let_through(workspace: Workspace) -
     ]
 
 
-def test_several_grants_of_one_caller_are_all_told(workspace: Workspace) -> None:
+@pytest.mark.guards("control_plane/core/records.py", "return self.subject == subject", "return True")
+@pytest.mark.guards("control_plane/core/records.py", "and self.role in roles", "")
+@pytest.mark.guards(
+    "control_plane/core/records.py", "if self.client is not None and self.client != client:", "if False:"
+)
+def test_the_grants_of_a_caller_are_all_told_and_nobody_elses(workspace: Workspace) -> None:
     workspace.add_credential()
     grants = [workspace.grant(subject="alice", methods=["GET"]), workspace.grant(role="writers", methods=["POST"])]
     workspace.grant(subject="bob", methods=["DELETE"])
+    workspace.grant(role="admins", methods=["DELETE"])
+    workspace.grant(subject="alice", client="test-proxy", methods=["DELETE"])
 
     binding = workspace.resolve(workspace.exchange(workspace.open_session(roles=["writers"])))["binding"]
 
