@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import trustme
 
+from control_plane.contract.destination import Endpoint
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from egress_proxy.addresses import AddressBook, OwnListeners, check_addresses, is_local
+from egress_proxy.metrics import Counters
+from egress_proxy.upstream import UpstreamConnection, Upstreams
 from tests.egress_proxy.world import World, get, reverse_path
 from tests.support.control_plane_simulator import Ticket
 from tests.support.raw_client import Response
@@ -141,6 +144,45 @@ def test_an_address_is_looked_up_by_nobody() -> None:
 
     assert book.cached("192.0.2.1") == ("192.0.2.1",)
     assert book.cached("2001:db8::1") == ("2001:db8::1",)
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.guards("egress_proxy/upstream.py", "not self._closed and not self._is_paused and", "not self._closed and")
+@pytest.mark.parametrize(
+    ("left", "is_lent_again"), [("idle", True), ("paused", False), ("writing", False), ("closed", False)]
+)
+async def test_a_connection_that_is_not_simply_idle_is_not_lent_again(left: str, is_lent_again: bool) -> None:
+    loop = asyncio.get_running_loop()
+    near, far = socket.socketpair()
+    pool = Upstreams(
+        loop=loop,
+        book=AddressBook(loop),
+        own=OwnListeners(),
+        context=ssl.create_default_context(),
+        connect_timeout_seconds=1,
+        idle_seconds=10,
+        per_key=4,
+        counters=Counters(),
+    )
+    endpoint = Endpoint("http", "192.0.2.1", 80)
+    connection = UpstreamConnection(loop=loop, key=("acme", endpoint, "192.0.2.1"), on_closed=lambda _: None)
+    await loop.create_connection(lambda: connection, sock=near)
+    match left:
+        case "paused":
+            connection.pause_reading()
+        case "writing":
+            connection.pause_writing()
+        case "closed":
+            connection.close()
+
+    pool.give_back(connection)
+    lent = pool.take("acme", endpoint, allow_private=True)
+
+    connection.close()
+    far.close()
+    assert (lent is connection) is is_lent_again
 
 
 # --- certificates -----------------------------------------------------------------------------------------------------
