@@ -1,6 +1,7 @@
 """What every test gets: an environment without the machine's own proxies, certificates and settings."""
 
 import os
+import shutil
 
 import pytest
 
@@ -17,3 +18,11 @@ AMBIENT = (
 def pytest_configure(config: pytest.Config) -> None:
     for name in (*AMBIENT, *(name for name in os.environ if name.startswith("COATCHECK_"))):
         os.environ.pop(name, None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        (program,) = mark.args
+        if shutil.which(program) is None:
+            told = f"{program} is not installed here"
+            pytest.fail(told) if os.environ.get("CI") == "true" else pytest.skip(told)

@@ -92,6 +92,7 @@ def test_the_sandboxs_own_arguments_hold_no_placeholder_either(machine: Machine)
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.needs("curl")
 def test_a_program_reaches_its_upstream_with_the_real_key_and_without_having_it(machine: Machine, mode: str) -> None:
     ran = machine.stack.coatcheck("run", "--sandbox", mode, "--", *curl(f"{machine.upstream.url}/today"))
 
@@ -101,6 +102,7 @@ def test_a_program_reaches_its_upstream_with_the_real_key_and_without_having_it(
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.needs("curl")
 def test_the_reverse_url_leads_to_each_credential_by_its_name(machine: Machine, mode: str) -> None:
     command = curl('"$COATCHECK_REVERSE_URL/weather/today"', "--noproxy", "'*'")
 
@@ -281,6 +283,7 @@ def _processes_named(arguments: str) -> list[str]:
 # --- hosts ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("curl")
 def test_each_refused_host_is_told_once_with_the_command_that_allows_it(machine: Machine) -> None:
     script = "curl -sS https://pypi.org; curl -sS https://pypi.org; curl -sS http://unknown.example:8080/; true"
 
@@ -295,6 +298,7 @@ def test_each_refused_host_is_told_once_with_the_command_that_allows_it(machine:
 
 
 @pytest.mark.guards("coatcheck/run.py", '{**rule, "session": session_id}', "rule")
+@pytest.mark.needs("curl")
 def test_a_host_is_allowed_for_one_run_alone(machine: Machine, upstream_ca: trustme.CA) -> None:
     with Upstream(upstream_ca) as other:
         other.default = plain(b"ok")
@@ -315,6 +319,7 @@ def test_a_private_address_is_meant_only_where_it_is_spelt_out() -> None:
     assert rule_for_one_run("intranet.example") == {"host": "intranet.example"}
 
 
+@pytest.mark.needs("curl")
 def test_a_placeholder_of_one_run_is_refused_in_another(machine: Machine) -> None:
     stolen = machine.stack.coatcheck("run", "--sandbox", "off", "--", "printenv", "WEATHER_API_KEY").stdout.strip()
     command = [part.replace("$WEATHER_API_KEY", stolen) for part in curl(machine.upstream.url)]

@@ -44,6 +44,7 @@ def test_the_state_folder_is_empty_even_when_the_home_folder_is_the_current_one(
 
 
 @pytest.mark.guards("coatcheck/sandbox.py", '"--unshare-all", ', '"--unshare-pid", ')
+@pytest.mark.needs("curl")
 def test_there_is_no_network_but_the_way_to_the_proxy(machine: Machine) -> None:
     stack = machine.json("status")
     with socket.create_server(("127.0.0.1", 0)) as open_on_the_machine:
@@ -79,6 +80,7 @@ def test_only_the_current_folder_is_writable(machine: Machine, tmp_path: Path) -
 
 
 @pytest.mark.guards("coatcheck/sandbox.py", '["--ro-bind", "/dev/null", str(listening)]', "[]")
+@pytest.mark.needs("curl")
 def test_a_unix_socket_that_listens_outside_leads_nowhere(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX) as listening:

@@ -14,6 +14,7 @@ def upstream_ca_file(deployment: Deployment) -> Path:
     return deployment.folder / "upstream-ca.pem"
 
 
+@pytest.mark.needs("curl")
 def test_a_program_sees_its_placeholder_and_nothing_else_of_ours(
     upstream: Upstream, upstream_ca_file: Path, secret: str, tmp_path: Path
 ) -> None:
@@ -37,6 +38,7 @@ def test_a_program_sees_its_placeholder_and_nothing_else_of_ours(
 @pytest.mark.parametrize(
     "ttl_seconds, child_seconds", [(2, 5), pytest.param(5, 30, marks=pytest.mark.long)], ids=["short", "long"]
 )
+@pytest.mark.needs("curl")
 def test_a_placeholder_outlives_its_ttl_while_its_program_runs(
     upstream: Upstream, upstream_ca_file: Path, secret: str, tmp_path: Path, ttl_seconds: int, child_seconds: int
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_placeholder_outlives_its_ttl_while_its_program_runs(
     assert issued["revoked_at"] is not None, "it ends with its program"
 
 
+@pytest.mark.needs("curl")
 def test_a_stolen_placeholder_of_a_program_is_worthless_after_and_beside_it(
     deployment: Deployment, upstream: Upstream, upstream_ca_file: Path, secret: str, tmp_path: Path
 ) -> None:
