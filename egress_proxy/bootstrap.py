@@ -26,7 +26,7 @@ from egress_proxy.cache import Cache
 from egress_proxy.config import Settings
 from egress_proxy.core.decision import Mode
 from egress_proxy.hardening import forbid_core_dumps
-from egress_proxy.logs import log_to_stderr
+from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
 from egress_proxy.probe import SwapProbe
 from egress_proxy.resolver import ControlPlaneClient, Resolver
@@ -79,6 +79,7 @@ async def running(settings: Settings) -> AsyncIterator[RunningProxy]:
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT, then drain. A second signal cuts the drain short."""
     log_to_stderr(settings.log_level)
+    log_loop_errors(asyncio.get_running_loop())
     forbid_core_dumps()
     if settings.workers > 1:
         from egress_proxy.workers import supervise
@@ -151,7 +152,9 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         verify=_control_plane_trust(settings.control_plane_ca_file),
     )
     audit = AuditSpool(client.deliver, capacity=settings.audit_spool_events, mode=settings.audit_mode)
-    resolver = Resolver(client, cache, counters, on_revoked=lambda event: server.cut_revoked(event))
+    resolver = Resolver(
+        client, cache, counters, on_revoked=lambda event: server.cut_revoked(event), on_missed=lambda: server.recheck()
+    )
     services = Services(
         loop=loop,
         view=cache,

@@ -44,6 +44,7 @@ from egress_proxy.core.http1 import (
 )
 from egress_proxy.core.plan import Plan
 from egress_proxy.exchange import Exchange
+from egress_proxy.logs import place_of
 from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, read_preamble
 from egress_proxy.refusals import render_refusal
 from egress_proxy.services import Services
@@ -56,6 +57,14 @@ LINGER_SECONDS: Final = 2.0
 """How long a client may go on sending what nobody reads, so that it gets to read its refusal (RFC 9112 §9.6)."""
 MAX_ROUNDS: Final = 24
 """Questions for one request: its caller, its policy, its placeholders, and each once more after an event."""
+_NO_REASON_TO_CUT: Final = frozenset(
+    {
+        RefusalCode.EXPIRED_PLACEHOLDER,  # it was alive when the request began
+        RefusalCode.TOKEN_EXPIRED,
+        RefusalCode.CREDENTIAL_UNAVAILABLE,
+        RefusalCode.STORE_UNAVAILABLE,
+    }
+)
 TUNNEL_OPEN: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 log = structlog.get_logger("egress_proxy")
@@ -161,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._stage(data)
         except Exception as error:  # border: whatever it was, this connection ends and nothing of it is shown
-            self._internal_error(error)
+            self.internal_error(error)
 
     def eof_received(self) -> bool:
         self._client_ended(False)
@@ -453,7 +462,7 @@ class ClientConnection(asyncio.Protocol):
             )
         except Exception as error:  # border, as in `data_received`
             self._task = None
-            self._internal_error(error)
+            self.internal_error(error)
         finally:
             if upstream is not None:
                 services.upstreams.give_back(upstream)
@@ -554,6 +563,20 @@ class ClientConnection(asyncio.Protocol):
         log.info("reply_broken_off", request_id=exchange.request_id, code=refusal.code.value)
         self.abort()
 
+    async def taken_back(self) -> Refusal | None:
+        """Why the request under way would be refused now; None where it would not, or nobody can say."""
+        head = self._head
+        if head is None:
+            return None
+        for _ in range(MAX_ROUNDS):
+            decision = self._decide(head)
+            if not isinstance(decision, Resolve):
+                break
+            await self.services.ask(decision.ask)
+        if isinstance(decision, Refuse) and decision.refusal.audited_code not in _NO_REASON_TO_CUT:
+            return decision.refusal
+        return None
+
     def exchange_to_be_repeated(self, exchange: Exchange) -> None:
         """Its pooled connection had died: once more, on a new one."""
         self.services.exchanges.discard(exchange)
@@ -573,7 +596,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(refused.refusal, forward=forward)
         except Exception as error:  # border, as in `data_received`
             self._task = None
-            self._internal_error(error)
+            self.internal_error(error)
 
     def _forget_exchange(self, exchange: Exchange) -> None:
         services = self.services
@@ -624,13 +647,9 @@ class ClientConnection(asyncio.Protocol):
         )
         self._linger() if close else self._become_ready()
 
-    def _internal_error(self, error: Exception) -> None:
+    def internal_error(self, error: Exception) -> None:
         """Its message stays here: it may quote what was being handled. Even in the log only its place is named."""
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        where = f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if trace else ""
-        log.error("internal_error", error=type(error).__name__, where=where, request_id=self._request_id)
+        log.error("internal_error", error=type(error).__name__, where=place_of(error), request_id=self._request_id)
         exchange = self._exchange
         if self._is_done or (exchange is not None and exchange.status is not None):
             self.abort()

@@ -175,6 +175,9 @@ class Exchange:
         except UpstreamProtocolError as error:
             self._fail(RefusalCode.UPSTREAM_PROTOCOL_ERROR, f"The upstream's reply cannot be passed on: {error}.")
             return
+        except Exception as error:  # border: called by the upstream's transport, which would only log it
+            self._client.internal_error(error)
+            return
         if out:
             self._client.write(out)
         if self._reply is not None and self._reply_framing is Framing.NONE:
@@ -213,6 +216,13 @@ class Exchange:
 
     def client_gone(self) -> None:
         self._release(reusable=False)
+
+    async def recheck(self) -> None:
+        """Cut it if it would be refused by now."""
+        refusal = await self._client.taken_back()
+        if refusal is not None and self in self._client.services.exchanges:
+            self._client.services.counters.streams_cut += 1
+            self.cut(refusal)
 
     def cut(self, refusal: Refusal) -> None:
         """End it now, whatever its state: with this refusal, or by breaking off a reply that has begun."""

@@ -6,9 +6,10 @@ broke off.
 """
 
 import asyncio
+import contextlib
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 import httpx
@@ -84,7 +85,7 @@ class ControlPlaneClient:
         """Raises `ControlPlaneError` unless the batch was taken."""
         await self._send("POST", "/internal/audit", join_audit_batch(events, dropped=dropped))
 
-    async def events(self, *, after: int) -> AsyncIterator[Event]:
+    async def events(self, *, after: int) -> AsyncGenerator[Event]:
         """Until the stream breaks or falls silent; then raises `ControlPlaneError`."""
         timeout = httpx.Timeout(ASK_SECONDS, read=SILENCE_SECONDS)
         try:
@@ -123,12 +124,14 @@ class Resolver:
         counters: Counters,
         *,
         on_revoked: Callable[[Event], None],
+        on_missed: Callable[[], None],
     ) -> None:
-        """`on_revoked` is called for every event that ends what is under way."""
+        """`on_revoked` is called for every event that ends what is under way; `on_missed` when one may be lost."""
         self._client = client
         self._cache = cache
         self._counters = counters
         self._on_revoked = on_revoked
+        self._on_missed = on_missed
         self._asking: dict[Ask, asyncio.Future[None]] = {}
 
     async def ask(self, ask: Ask) -> None:
@@ -147,12 +150,15 @@ class Resolver:
         while True:
             try:
                 await self.refresh_tag_keys()
-                async for event in self._client.events(after=self._cache.sequence):
-                    pause = FIRST_PAUSE_SECONDS
-                    if not await self._hear(event):
-                        break
+                async with contextlib.aclosing(self._client.events(after=self._cache.sequence)) as events:
+                    async for event in events:
+                        pause = FIRST_PAUSE_SECONDS
+                        if not await self._hear(event):
+                            break
             except ControlPlaneError as error:
                 log.warning("control_plane_unreachable", reason=str(error), retry_in_seconds=round(pause, 1))
+            except Exception as error:  # border: whatever it was, the next attempt begins anew
+                log.error("event_stream_failed", error=type(error).__name__)  # noqa: TRY400 - no message of it
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the replicas, no more
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
@@ -161,12 +167,12 @@ class Resolver:
         keys, epoch, as_of = await self._client.tag_keys()
         # Events after the sequence we have are still to come: only a new or restored outbox moves us.
         self._cache.set_tag_keys(keys, epoch=epoch, as_of=as_of)
-        self._counters.cache_drops = self._cache.drops
+        self._note_drops()
 
     async def _hear(self, event: Event) -> bool:
         """False: something was missed; begin anew."""
         in_order = self._cache.hear(event)
-        self._counters.cache_drops = self._cache.drops
+        self._note_drops()
         if event.revoked:
             self._on_revoked(event)
         if event.kind == "tag_keys":
@@ -175,13 +181,20 @@ class Resolver:
             log.warning("events_missed", sequence=event.sequence)
         return in_order
 
+    def _note_drops(self) -> None:
+        if self._counters.cache_drops != self._cache.drops:
+            self._counters.cache_drops = self._cache.drops
+            self._on_missed()
+
     async def _ask(self, ask: Ask) -> None:
         try:
             for _ in range(MAX_ATTEMPTS):
                 answer = await self._client.resolve(ask)
                 if answer.epoch != self._cache.epoch:
                     await self.refresh_tag_keys()
-                if self._cache.take(ask, answer):
+                taken = self._cache.take(ask, answer)
+                self._note_drops()
+                if taken:
                     outcome = "refused" if isinstance(answer.answer, Refused) else "answered"
                     self._counters.resolves[outcome] += 1
                     return

@@ -67,6 +67,7 @@ class Server:
         self._context = context
         self._listeners: list[asyncio.Server] = []
         self._tick_timer: asyncio.TimerHandle | None = None
+        self._rechecks: set[asyncio.Task[None]] = set()
 
     async def listen(self, mode: Mode, sock: socket.socket) -> int:
         """Start accepting; gives the port."""
@@ -115,12 +116,22 @@ class Server:
             self._services.counters.streams_cut += 1
             exchange.cut(refusal)
 
+    def recheck(self) -> None:
+        """Events may have been missed, a revocation among them: whatever is under way is decided again."""
+        for exchange in list(self._services.exchanges):
+            task = asyncio.ensure_future(exchange.recheck())
+            self._rechecks.add(task)
+            task.add_done_callback(self._rechecks.discard)
+
     def _tick(self) -> None:
         loop = self._services.loop
         self._tick_timer = loop.call_later(TICK_SECONDS, self._tick)
         now = loop.time()
         for client in list(self._services.clients):
-            client.tick(now)
+            try:
+                client.tick(now)
+            except Exception as error:  # border: one connection's trouble is not the others'
+                client.internal_error(error)
         self._upstreams.tick(now)
         self._notice_hang_ups()
 

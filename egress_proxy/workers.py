@@ -34,7 +34,7 @@ from egress_proxy.bootstrap import (
 from egress_proxy.config import Settings
 from egress_proxy.hardening import forbid_core_dumps
 from egress_proxy.listen import ListenAddress
-from egress_proxy.logs import log_to_stderr
+from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.server import open_socket
 
 RESTART_SECONDS: Final = 1.0
@@ -172,6 +172,7 @@ def run_worker(settings: Settings, admin_path: str) -> None:
 
 async def _work(settings: Settings, admin_path: str) -> None:
     log_to_stderr(settings.log_level)
+    log_loop_errors(asyncio.get_running_loop())
     forbid_core_dumps()
     sockets: Sockets = open_sockets(settings, is_shared=True)
     async with worker(settings, sockets) as (server, pages):

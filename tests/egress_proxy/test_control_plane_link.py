@@ -185,6 +185,31 @@ def _stream(world: World, ticket: Ticket, upstream: Upstream, mode: str) -> Line
     return line
 
 
+@pytest.mark.guards("egress_proxy/resolver.py", "            self._on_missed()\n", "            pass\n")
+@pytest.mark.parametrize("lost_by", ["a gap", "another epoch"])
+def test_an_open_stream_is_cut_when_the_event_that_revoked_it_was_missed(
+    own_world: World, upstream: Upstream, lost_by: str
+) -> None:
+    ticket, other = own_world.ticket(upstream.url), own_world.ticket(upstream.url)
+    upstream.default = endless_sse(gap_seconds=0.02)
+
+    with (
+        _stream(own_world, ticket, upstream, "reverse") as line,
+        _stream(own_world, other, upstream, "forward") as bystander,
+    ):
+        began = time.monotonic()
+        own_world.control_plane.revoke(ticket, silently=True)
+        if lost_by == "a gap":
+            own_world.control_plane.publish("placeholder", tenant="nobody", id="p", skip=1)
+        else:
+            own_world.control_plane.restore()
+        rest = line.read_to_end()
+
+        assert time.monotonic() - began < 5
+        assert b"\r\n0\r\n\r\n" not in rest
+        bystander.read_until(b"data: 99\n")
+
+
 def test_a_rotation_lets_open_streams_finish(world: World, upstream: Upstream) -> None:
     ticket = world.ticket(upstream.url)
     gate = Gate()

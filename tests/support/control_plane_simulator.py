@@ -212,12 +212,13 @@ class ControlPlaneSimulator:
             changed, secret or ticket.secret
         )
 
-    def revoke(self, ticket: Ticket) -> None:
-        """The placeholder, with its event."""
+    def revoke(self, ticket: Ticket, *, silently: bool = False) -> None:
+        """The placeholder, with its event unless it is to get lost."""
         self._state.placeholders[fingerprint(ticket.placeholder)] = Refused(
             RefusalCode.REVOKED_PLACEHOLDER, "The placeholder was revoked.", binding=ticket.binding
         )
-        self.publish("placeholder", tenant=ticket.caller.tenant, id=ticket.binding.placeholder_id, revoked=True)
+        if not silently:
+            self.publish("placeholder", tenant=ticket.caller.tenant, id=ticket.binding.placeholder_id, revoked=True)
 
     def publish(self, kind: Any, *, tenant: str = "", id: str = "", revoked: bool = False, skip: int = 0) -> Event:
         """An event to every stream. `skip` leaves a gap before it."""
