@@ -37,7 +37,7 @@ def lines(text: str) -> list[str]:
         (["credential", "add", "w", "--destination", "https://x", "--header", "X-Key"], "{secret}"),
         (["credential", "add", "w", "--destination", "https://x", "--header", "Host: {secret}"], "frames or routes"),
         (["credential", "add", "w", "--preset", "openai", "--allow-private"], "give --destination too"),
-        (["allow", "add", "https://pypi.org/simple"], "allow its host alone"),
+        (["allow", "add", "https://mirror.test/simple"], "allow its host alone"),
         (["allow", "add", "a b"], "is not HOST[:PORT]"),
         (["placeholder", "issue", "--subject", "s", "--audience", "a", "--ttl", "5w"], "--ttl is a number of seconds"),
         (["run"], "missing argument"),

@@ -96,12 +96,12 @@ def test_grants_are_added_listed_and_withdrawn(machine: Machine) -> None:
 
 
 def test_hosts_are_allowed_listed_and_no_longer_allowed(machine: Machine) -> None:
-    rule = machine.json("allow", "add", "PyPI.org:8443", "--method", "get")
+    rule = machine.json("allow", "add", "Mirror.Test:8443", "--method", "get")
     listed = [each["host"] for each in machine.json("allow", "list")]
-    machine.typed("allow", "delete", "pypi.org:8443")
+    machine.typed("allow", "delete", "mirror.test:8443")
 
-    assert (rule["host"], rule["port"], rule["methods"]) == ("pypi.org", 8443, ["GET"])
-    assert "pypi.org" in listed
+    assert (rule["host"], rule["port"], rule["methods"]) == ("mirror.test", 8443, ["GET"])
+    assert "mirror.test" in listed
     assert machine.json("allow", "list") == []
 
 

@@ -25,15 +25,15 @@ def test_every_refusal_can_be_explained_when_nothing_else_is_known(code: Refusal
 
 
 def test_a_refused_host_comes_with_the_command_that_allows_it() -> None:
-    explanation = explain(RefusalCode.DESTINATION_DENIED, {"scheme": "https", "host": "pypi.org", "port": 443})
+    explanation = explain(RefusalCode.DESTINATION_DENIED, {"scheme": "https", "host": "mirror.test", "port": 443})
 
-    assert explanation.command == "coatcheck allow add pypi.org"
+    assert explanation.command == "coatcheck allow add mirror.test"
 
 
 def test_an_unusual_port_is_part_of_the_command() -> None:
-    explanation = explain(RefusalCode.DESTINATION_DENIED, {"scheme": "https", "host": "pypi.org", "port": 8443})
+    explanation = explain(RefusalCode.DESTINATION_DENIED, {"scheme": "https", "host": "mirror.test", "port": 8443})
 
-    assert explanation.command == "coatcheck allow add pypi.org:8443"
+    assert explanation.command == "coatcheck allow add mirror.test:8443"
 
 
 @pytest.mark.guards(

@@ -285,14 +285,14 @@ def _processes_named(arguments: str) -> list[str]:
 
 @pytest.mark.needs("curl")
 def test_each_refused_host_is_told_once_with_the_command_that_allows_it(machine: Machine) -> None:
-    script = "curl -sS https://pypi.org; curl -sS https://pypi.org; curl -sS http://unknown.example:8080/; true"
+    script = "curl -sS https://mirror.test; curl -sS https://mirror.test; curl -sS http://unknown.example:8080/; true"
 
     ran = machine.stack.coatcheck("run", "--", "sh", "-c", script)
 
     told = [line for line in ran.stderr.splitlines() if line.startswith("coatcheck: refused")]
     prefix = f"coatcheck --home {machine.stack.home} allow add"
     assert told == [
-        f"coatcheck: refused pypi.org: allow it with '{prefix} pypi.org' (2 times)",
+        f"coatcheck: refused mirror.test: allow it with '{prefix} mirror.test' (2 times)",
         f"coatcheck: refused unknown.example:8080: allow it with '{prefix} unknown.example:8080'",
     ]
 

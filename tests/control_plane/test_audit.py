@@ -166,7 +166,7 @@ def test_every_act_of_the_administrator_is_in_the_trail(workspace: Workspace) ->
     workspace.exchange(session)
     workspace.end_session(session)
     workspace.remove_grant(grant)
-    rule = workspace.control_plane.made("POST", workspace.path("allow-rules"), {"host": "pypi.org"})
+    rule = workspace.control_plane.made("POST", workspace.path("allow-rules"), {"host": "mirror.test"})
     workspace.control_plane.made("DELETE", workspace.path(f"allow-rules/{rule['id']}"))
     workspace.control_plane.made("DELETE", workspace.path("credentials/example"))
     workspace.control_plane.made("DELETE", f"/v1/clients/{workspace.runtime}")

@@ -132,7 +132,7 @@ CHANGES: dict[str, tuple[Act, list[tuple[str, str, bool]]]] = {
         [("credential", "CREDENTIAL", False), ("policy", "TENANT", False)],
     ),
     "a rule added": (
-        lambda w, session, issued: w.control_plane.made("POST", w.path("allow-rules"), {"host": "pypi.org"}),
+        lambda w, session, issued: w.control_plane.made("POST", w.path("allow-rules"), {"host": "mirror.test"}),
         [("policy", "TENANT", False)],
     ),
     "its session ended": (

@@ -104,7 +104,7 @@ def test_a_placeholder_lives_on_while_another_grant_stands(granted: Workspace) -
 @pytest.mark.parametrize("kind", ["grants", "allow-rules", "placeholders"])
 def test_what_is_another_tenants_is_not_found(granted: Workspace, other_workspace: Workspace, kind: str) -> None:
     granted.exchange()
-    granted.control_plane.made("POST", granted.path("allow-rules"), {"host": "pypi.org"})
+    granted.control_plane.made("POST", granted.path("allow-rules"), {"host": "mirror.test"})
     (mine,) = granted.control_plane.made("GET", granted.path(kind))["items"]
 
     response = other_workspace.control_plane.admin("DELETE", other_workspace.path(f"{kind}/{mine['id']}"))
@@ -121,7 +121,7 @@ def test_a_callers_policy_has_its_routes_and_its_tenants_allow_rules(
     granted: Workspace, other_workspace: Workspace
 ) -> None:
     granted.add_credential("not-granted", destinations=[{"url": "https://hidden.example"}])
-    granted.control_plane.made("POST", granted.path("allow-rules"), {"host": "PyPI.org.", "methods": ["GET"]})
+    granted.control_plane.made("POST", granted.path("allow-rules"), {"host": "Mirror.Test.", "methods": ["GET"]})
     other_workspace.control_plane.made("POST", other_workspace.path("allow-rules"), {"host": "evil.example"})
     caller = granted.caller(granted.exchange())
 
@@ -130,7 +130,7 @@ def test_a_callers_policy_has_its_routes_and_its_tenants_allow_rules(
     assert policy["caller"] == caller
     assert [route["credential_name"] for route in policy["routes"]] == ["example"]
     assert policy["routes"][0]["destinations"][0]["endpoint"] == {"scheme": "https", "host": HOST, "port": 443}
-    assert [(rule["host"], rule["methods"]) for rule in policy["allow"]] == [("pypi.org", ["GET"])]
+    assert [(rule["host"], rule["methods"]) for rule in policy["allow"]] == [("mirror.test", ["GET"])]
 
 
 @pytest.mark.guards(
@@ -138,7 +138,9 @@ def test_a_callers_policy_has_its_routes_and_its_tenants_allow_rules(
 )
 def test_an_allow_rule_of_a_session_is_for_that_session_alone(granted: Workspace) -> None:
     mine, other = granted.open_session(), granted.open_session()
-    granted.control_plane.made("POST", granted.path("allow-rules"), {"host": "pypi.org", "session": mine["session_id"]})
+    granted.control_plane.made(
+        "POST", granted.path("allow-rules"), {"host": "mirror.test", "session": mine["session_id"]}
+    )
 
     policies = [granted.policy(granted.caller(granted.exchange(session))) for session in (mine, other)]
 
@@ -150,7 +152,7 @@ def test_an_allow_rule_for_a_session_that_is_over_is_refused(granted: Workspace)
     granted.end_session(session)
 
     response = granted.control_plane.admin(
-        "POST", granted.path("allow-rules"), {"host": "pypi.org", "session": session["session_id"]}
+        "POST", granted.path("allow-rules"), {"host": "mirror.test", "session": session["session_id"]}
     )
 
     assert response.status_code == 422
@@ -159,16 +161,16 @@ def test_an_allow_rule_for_a_session_that_is_over_is_refused(granted: Workspace)
 @pytest.mark.parametrize(
     "fields",
     [
-        {"host": "https://pypi.org"},
-        {"host": "pypi.org:443"},
+        {"host": "https://mirror.test"},
+        {"host": "mirror.test:443"},
         {"host": "2130706433"},
-        {"host": "*.pypi.org"},
+        {"host": "*.mirror.test"},
         {"host": ""},
-        {"host": "pypi.org", "port": 0},
-        {"host": "pypi.org", "port": 65_536},
-        {"host": "pypi.org", "port": "443"},
-        {"host": "pypi.org", "methods": []},
-        {"host": "pypi.org", "allow_private": 1},
+        {"host": "mirror.test", "port": 0},
+        {"host": "mirror.test", "port": 65_536},
+        {"host": "mirror.test", "port": "443"},
+        {"host": "mirror.test", "methods": []},
+        {"host": "mirror.test", "allow_private": 1},
     ],
     ids=str,
 )
@@ -179,7 +181,7 @@ def test_a_bad_allow_rule_is_refused(workspace: Workspace, fields: Json) -> None
 
 
 def test_a_removed_allow_rule_is_in_no_policy(granted: Workspace) -> None:
-    rule = granted.control_plane.made("POST", granted.path("allow-rules"), {"host": "pypi.org"})
+    rule = granted.control_plane.made("POST", granted.path("allow-rules"), {"host": "mirror.test"})
     caller = granted.caller(granted.exchange())
 
     granted.control_plane.made("DELETE", granted.path(f"allow-rules/{rule['id']}"))
