@@ -35,6 +35,8 @@ IN_THE_WAY = {
     "VIRTUAL_ENV": "/nonexistent/venv",
 }
 
+TEXT = {".py", ".md", ".yaml", ".tpl", ".json", ".toml", ".txt", ".in", ".mjs", ".go", ".ini"}
+
 REACHES_AN_INDEX = re.compile(r"(?i)(PIP_(INDEX_URL|EXTRA_INDEX_URL|CERT|TRUSTED_HOST|FIND_LINKS|PROXY)|https?_proxy)")
 
 
@@ -99,3 +101,39 @@ def test_what_runs_is_what_is_tested_is_what_is_checked() -> None:
     }
 
     assert pins["run"] < pins["test"] < pins["dev"]
+
+
+def test_no_address_of_a_package_registry_is_written_down() -> None:
+    """Where packages come from is the machine's to say."""
+    hosts = [
+        "py" + "pi.org",
+        "python" + "hosted.org",
+        "npm" + "js.org",
+        "docker" + ".io",
+        "ghcr" + ".io",
+        "quay" + ".io",
+    ]
+    folders = (
+        "control_plane",
+        "egress_proxy",
+        "runtime",
+        "coatcheck",
+        "charts",
+        "docs",
+        "tests",
+        "bench",
+        "requirements",
+    )
+    files = [
+        *(path for path in ROOT.iterdir() if path.is_file()),
+        *(path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXT),
+    ]
+
+    named = {
+        f"{file.relative_to(ROOT)}: {host}"
+        for file in files
+        for host in hosts
+        if host in file.read_text(errors="replace").lower()
+    }
+
+    assert named == set()
