@@ -1,7 +1,7 @@
 """`/internal`: what an egress proxy asks and tells (`contract.wire`). For clients of kind `egress_proxy` alone.
 
-Rule: unknown fields are ignored unless the sender says that they must be understood; a contract that we do not serve is
-an error, never a guess.
+Rule: what is read is of a contract that we serve, and nothing that must be understood is passed over
+(`contract.wire.read`).
 """
 
 import time
@@ -23,7 +23,6 @@ from control_plane.contract.wire import (
     HEARTBEAT_SECONDS,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
-    SERVED_CONTRACTS,
     TAG_KEYS,
     AuditBatch,
     AuditEvent,
@@ -38,9 +37,6 @@ from control_plane.core.records import Client, ClientKind, PublishedChange
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
 from control_plane.resolution import Resolution
-
-UNDERSTOOD: Final[frozenset[str]] = frozenset()
-"""Extensions of a message that this version knows. There is none yet."""
 
 _EVENTS_AT_ONCE: Final = 500
 _JSON: Final = "application/json"
@@ -68,8 +64,6 @@ class InternalApi:
     async def resolve(self, request: Request) -> Response:
         await self._proxy(request)
         asked = _read(RESOLVE_REQUEST, await request.body())
-        if asked.contract not in SERVED_CONTRACTS or not UNDERSTOOD.issuperset(asked.must_understand):
-            raise RefusedError(NOT_OUR_CONTRACT)
         return Response(write(RESOLVE_ANSWER, await self.resolution(asked)), media_type=_JSON)
 
     async def tag_keys(self, request: Request) -> Response:
@@ -143,7 +137,8 @@ def _read(adapter: TypeAdapter[T], raw: bytes) -> T:
     try:
         return read(adapter, raw.replace(b"\\u0000", b"\\ufffd"))  # PostgreSQL has no NUL in its texts
     except WireError as error:
-        raise RefusedError(Refusal(RefusalCode.MALFORMED_REQUEST, str(error))) from None
+        hint = "the control plane is updated before the proxies"
+        raise RefusedError(Refusal(RefusalCode.MALFORMED_REQUEST, str(error), hint)) from None
 
 
 def _after(request: Request) -> int | None:
@@ -175,10 +170,3 @@ def _message(event: Event) -> bytes:
 def _reported(event: AuditEvent, proxy: Client) -> AuditEvent:
     event = cleaned(event)
     return replace(event, extra={**event.extra, "reported_by": proxy.id})
-
-
-NOT_OUR_CONTRACT: Final = Refusal(
-    RefusalCode.MALFORMED_REQUEST,
-    "this control plane does not serve that contract, or does not understand what it must",
-    "update the control plane before the proxies",
-)

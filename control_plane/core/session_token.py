@@ -66,8 +66,6 @@ def check_header(unverified_header: Mapping[str, Any]) -> str:
         raise InvalidSessionTokenError("typ")
     if unverified_header.get("alg") != ALGORITHM:
         raise InvalidSessionTokenError("alg")
-    if unverified_header.get("crit") is not None:  # RFC 7515 §4.1.11: we understand no extension
-        raise InvalidSessionTokenError("crit")
     key_id = unverified_header.get("kid")
     if not isinstance(key_id, str):
         raise InvalidSessionTokenError("kid")

@@ -288,8 +288,14 @@ def test_unknown_fields_are_ignored(workspace: Workspace) -> None:
     assert response.status_code == 200
 
 
-@pytest.mark.guards("control_plane/api/internal.py", "or not UNDERSTOOD.issuperset(asked.must_understand)", "")
-@pytest.mark.guards("control_plane/api/internal.py", "asked.contract not in SERVED_CONTRACTS or ", "")
+@pytest.mark.guards(
+    "control_plane/contract/wire.py",
+    'if not UNDERSTOOD.issuperset(getattr(message, "must_understand", ())):',
+    "if False:",
+)
+@pytest.mark.guards(
+    "control_plane/contract/wire.py", 'if getattr(message, "contract", CONTRACT) not in SERVED_CONTRACTS:', "if False:"
+)
 @pytest.mark.parametrize("fields", [{"must_understand": ["newer"]}, {"contract": 0}, {"contract": 2}], ids=str)
 def test_what_must_be_understood_and_is_not_is_an_error(workspace: Workspace, fields: Json) -> None:
     response = post(workspace, {"ask": ASK} | fields)
