@@ -12,6 +12,7 @@ Rules:
 """
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,6 +58,7 @@ LINGER_SECONDS: Final = 2.0
 """How long a client may go on sending what nobody reads, so that it gets to read its refusal (RFC 9112 §9.6)."""
 MAX_ROUNDS: Final = 24
 """Questions for one request: its caller, its policy, its placeholders, and each once more after an event."""
+_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _NO_REASON_TO_CUT: Final = frozenset(
     {
         RefusalCode.EXPIRED_PLACEHOLDER,  # it was alive when the request began
@@ -189,6 +191,9 @@ class ClientConnection(asyncio.Protocol):
         self._is_slow = False
         if self._exchange is not None:
             self._exchange.client_resume_writing()
+        elif self._held and not self._is_busy and not self._is_done:
+            self.resume_reading()
+            self._next()
 
     # --- before the first request -------------------------------------------------------------------------------------
 
@@ -276,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
             data = exchange.request_data(data)
             if not data:
                 return
-        if self._is_busy or self._is_done:
+        if self._is_busy or self._is_done or self._is_slow:
             self._hold(data)
         elif self._held:
             searched = max(0, len(self._held) - len(HEAD_END))
@@ -284,7 +289,7 @@ class ClientConnection(asyncio.Protocol):
             if self._held.find(HEAD_END, searched) >= 0:
                 self._next()
             else:
-                self._judge_partial_head()
+                self._judge_partial_head(searched)
         else:
             self._next(data)
 
@@ -301,45 +306,47 @@ class ClientConnection(asyncio.Protocol):
         if self._held:
             data = bytes(self._held) + data
             self._held.clear()
+        at = 0
         self._is_reading_heads = True
-        while data and not self._is_busy and not self._is_done:
-            if data.startswith(b"\r\n"):
-                data = data[2:]  # RFC 9112 §2.2: one empty line before a request is taken
-            end = data.find(HEAD_END)
+        while at < len(data) and not self._is_busy and not self._is_done and not self._is_slow:
+            if data.startswith(b"\r\n", at):
+                at += 2  # RFC 9112 §2.2: one empty line before a request is taken
+            end = data.find(HEAD_END, at)
             if end < 0:
                 break
             end += len(HEAD_END)
-            self._begin_request(data[:end])
-            data = data[end:]
+            self._begin_request(data[at:end])
+            at = end
             exchange = self._exchange
-            if exchange is not None and exchange.wants_body and data:
-                data = exchange.request_data(data)
-            if self._awaits_hello and data:
-                self._is_reading_heads = False
-                self._stage(data)
-                return
+            if exchange is not None and exchange.wants_body and at < len(data):
+                data, at = exchange.request_data(data[at:]), 0
+            if self._awaits_hello:
+                break
         self._is_reading_heads = False
-        if not data or self._is_done:
+        rest = data[at:]
+        if not rest or self._is_done:
             return
-        if self._is_busy:
-            self._hold(data)
+        if self._awaits_hello:
+            self._stage(rest)
+        elif self._is_busy or self._is_slow:
+            self._hold(rest)
         else:
-            self._held += data
-            self._judge_partial_head()
+            self._held += rest
+            self._judge_partial_head(0)
 
-    def _judge_partial_head(self) -> None:
-        """What will never become a head is refused now, not when the time is over."""
-        part = bytes(self._held)
+    def _judge_partial_head(self, new_at: int) -> None:
+        """What will never become a head is refused now, not when the time is over. `new_at`: not looked at before."""
+        part = self._held
         if not self._has_partial_head:
             self._has_partial_head = True
             self._since = self.services.loop.time()
         if not part[:1].isalpha() and part != b"\r":
             code, detail = RefusalCode.MALFORMED_REQUEST, "This is not HTTP/1.1."
-        elif len(part) > MAX_REQUEST_LINE_BYTES and b"\r\n" not in part[:MAX_REQUEST_LINE_BYTES]:
+        elif len(part) > MAX_REQUEST_LINE_BYTES and part.find(b"\r\n", 0, MAX_REQUEST_LINE_BYTES) < 0:
             code, detail = RefusalCode.URI_TOO_LONG, f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes."
         elif len(part) > MAX_HEAD_BYTES:
             code, detail = RefusalCode.HEADERS_TOO_LARGE, f"The head is longer than {MAX_HEAD_BYTES} bytes."
-        elif part.count(b"\n") != part.count(b"\r\n"):
+        elif _BARE_LF.search(part, new_at):
             code, detail = RefusalCode.AMBIGUOUS_FRAMING, "A line ends without CR."
         else:
             return

@@ -1,5 +1,7 @@
 """What a refusal looks like on the wire, and that nothing leaves when there is one."""
 
+import socket
+
 import pytest
 
 from control_plane.contract.refusal import Refusal, RefusalCode
@@ -184,6 +186,7 @@ def test_every_code_renders_as_one_well_framed_reply(code: RefusalCode, is_head:
         (b"GET / HTTP/1.0\r\nHost: x\r\n\r\n", 505, "protocol_denied"),
         (b"GET /\r\n\r\n", 400, "malformed_request"),
         (b"GET / HTTP/1.1\nHost: x\n\n", 400, "ambiguous_framing"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: b\n", 400, "ambiguous_framing"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, "ambiguous_framing"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n", 400, "ambiguous_framing"),
         (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400, "ambiguous_framing"),
@@ -256,6 +259,20 @@ def test_a_line_end_before_a_request_is_forgiven(world: World, upstream: Upstrea
         second = line.ask(b"\r\n" + request)
 
     assert (first.status, second.status) == (200, 200)
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_a_line_end_before_a_request_is_forgiven_however_it_is_cut(world: World, upstream: Upstream, cut: int) -> None:
+    ticket = world.ticket(upstream.url)
+    request = b"\r\n" + get(reverse_path(ticket), headers={"Authorization": ticket.bearer})
+
+    with world.reverse() as line:
+        line.ask(request[2:])
+        line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.send(request[:cut])
+        line.send(request[cut:])
+
+        assert line.read_response().status == 200
 
 
 def test_an_upgrade_is_not_passed_on(world: World, upstream: Upstream) -> None:

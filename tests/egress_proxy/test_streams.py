@@ -147,6 +147,51 @@ def _settled(counter: list[int]) -> int:
     return last
 
 
+def test_refusals_are_not_buffered_for_a_client_that_does_not_read(world: World, upstream: Upstream) -> None:
+    ticket = world.ticket(upstream.url)
+    refused = get(reverse_path(ticket), headers={"Authorization": f"Bearer {world.control_plane.forged()}"}) * 500
+    sent = [0]
+
+    def flood() -> None:
+        try:
+            while True:
+                sent[0] += line.sock.send(refused)
+        except OSError:
+            pass
+
+    with world.reverse() as line:
+        line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.sock.settimeout(2)
+        thread = threading.Thread(target=flood, daemon=True)
+        thread.start()
+        settled = _settled(sent)
+        line.reset()
+        thread.join(5)
+
+    assert settled < 40 * 1024 * 1024
+
+
+@pytest.mark.long
+def test_a_client_that_reads_late_gets_every_refusal(world: World, upstream: Upstream) -> None:
+    ticket = world.ticket(upstream.url)
+    refused = get(reverse_path(ticket), headers={"Authorization": f"Bearer {world.control_plane.forged()}"})
+    count = 12_000
+    sent = [0]
+
+    def send_all() -> None:
+        for _ in range(count // 100):
+            line.send(refused * 100)
+            sent[0] += 100
+
+    with world.reverse() as line:
+        sending = threading.Thread(target=send_all, daemon=True)
+        sending.start()
+        _settled(sent)
+        statuses = [line.read_response().status for _ in range(count)]
+
+    assert statuses == [403] * count
+
+
 def test_a_large_upload_arrives_whole(world: World, upstream: Upstream) -> None:
     ticket = world.ticket(upstream.url)
     upstream.default = sends(message(b"thanks"))
