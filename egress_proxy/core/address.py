@@ -11,11 +11,13 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64: Final = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _COMPATIBLE: Final = ipaddress.IPv6Network("::/96")
+_TRANSLATED: Final = ipaddress.IPv6Network("::ffff:0:0:0/96")  # RFC 2765
 _NEVER: Final = tuple(
     ipaddress.ip_network(network)
     for network in (
         "0.0.0.0/8",
         "100.64.0.0/10",  # carrier-grade NAT, where some clouds keep their metadata service
+        "168.63.129.16/32",  # a public address that answers as one cloud's metadata service
         "192.0.0.0/24",
         "192.88.99.0/24",
         "198.18.0.0/15",
@@ -46,6 +48,6 @@ def _innermost(address: IPAddress) -> IPAddress:
         return address.sixtofour
     if address.teredo is not None:
         return address.teredo[1]
-    if address in _COMPATIBLE or any(address in network for network in _NAT64):
+    if address in _COMPATIBLE or address in _TRANSLATED or any(address in network for network in _NAT64):
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address

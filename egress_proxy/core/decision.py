@@ -24,13 +24,16 @@ from control_plane.contract.destination import (
 )
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.placeholder import (
+    MARKER_LENGTH,
+    MAX_BODY,
+    MAX_PREFIX,
     ForgedTokenError,
     GenuineToken,
+    Sighting,
     TokenKind,
     genuine_at,
     has_marker,
     parse,
-    redact,
 )
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import (
@@ -44,12 +47,13 @@ from control_plane.contract.wire import (
     Refused,
     Route,
 )
-from egress_proxy.core.fields import Mark, Slot, decode_basic, target_marks
+from egress_proxy.core.fields import MAX_MARKS, Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
 from egress_proxy.core.substitution import REFERRERS, FoundMark, Swap, find_marks, names_host, placement_of
 from egress_proxy.core.view import CacheView, Resolved
 
 MAX_AUDITED_PATH_BYTES: Final = 256
+MAX_TOKEN_BYTES: Final = MAX_PREFIX + MARKER_LENGTH + MAX_BODY
 REASK_SECONDS: Final = 1.0
 """An expired entry younger than this was just asked for: it is refused, not asked again."""
 
@@ -205,6 +209,8 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
 
         # (5) The placeholders in its head. None: it goes bare, if its destination is allowed at all.
         marks = find_marks(head)
+        if len(marks) > MAX_MARKS:
+            _refuse_placement()
         if not marks:
             allow_private = _admit_bare(policy, endpoint, head.method, raw_path, now)
             scopes = [scope for route_ in policy.routes for scope in route_.scopes]
@@ -214,7 +220,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
         swaps: list[Swap] = []
         bindings: list[Binding] = []
-        allow_private, until = False, known.expires_at
+        allow_private, until = True, known.expires_at
         for found in marks:
             token = _genuine(found[0], view)
             resolved = _resolve(token, caller, endpoint, view)
@@ -224,7 +230,8 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             binding = resolved.binding
             _check_caller(binding, caller)
             _check_expiry(resolved, token, caller, endpoint, now)
-            allow_private |= _admit_swap(binding, endpoint, head.method, raw_path, now)
+            # One credential does not vouch for where another's secret goes.
+            allow_private &= _admit_swap(binding, endpoint, head.method, raw_path, now)
             swaps.append(_swap(found, token, resolved))
             bindings.append(binding)
             until = _first_end(min(until, binding.expires_at), binding.scopes)
@@ -246,9 +253,13 @@ def audited_path(target: bytes) -> str:
     path = target.partition(b"?")[0].partition(b"#")[0]
     if b"://" in path[:8]:
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
-    text = redact(path.decode("latin-1")) if has_marker(path) else path.decode("latin-1")
-    if any(mark.slot is Slot.HIDDEN for mark in target_marks(path)):
+    marks = target_marks(path)
+    if any(mark.slot is Slot.HIDDEN for mark in marks):
         return "/{placeholder}"  # encoded, so that where it begins and ends cannot be shown
+    text = path.decode("latin-1")
+    if marks:
+        # An altered one may go on behind any character, so nothing after it is shown.
+        text = text[: text.rfind("/", 0, marks[0].sighting.start) + 1] + "{placeholder}"
     return text if len(text) <= MAX_AUDITED_PATH_BYTES else text[: MAX_AUDITED_PATH_BYTES - 1] + "…"
 
 
@@ -322,6 +333,8 @@ def _authority(text: bytes, *, default_port: int | None) -> tuple[str, int]:
         _refuse(RefusalCode.MALFORMED_REQUEST, f"The host is not usable: {error}.")
     if port == 0:
         _refuse(RefusalCode.MALFORMED_REQUEST, "A CONNECT target is host:port.")
+    if has_marker(text):  # before the host is shown anywhere
+        _refuse_placement()
     return host, port
 
 
@@ -598,17 +611,27 @@ def _are_apart(swaps: list[Swap], bindings: list[Binding]) -> bool:
 # Verified ones are remembered: a client sends the same two with every request, and a tag costs three microseconds.
 
 
-@lru_cache(maxsize=8192)
 def _parse(text: bytes, tag_keys: tuple[bytes, ...]) -> GenuineToken | None:
+    return _remembered_parse(text, tag_keys) if len(text) <= MAX_TOKEN_BYTES else None
+
+
+@lru_cache(maxsize=8192)
+def _remembered_parse(text: bytes, tag_keys: tuple[bytes, ...]) -> GenuineToken | None:
     try:
         return parse(text.decode("latin-1"), tag_keys)
     except ForgedTokenError:
         return None
 
 
-@lru_cache(maxsize=8192)
 def _token_of(mark: Mark, tag_keys: tuple[bytes, ...]) -> GenuineToken | None:
-    return genuine_at(mark.text, mark.sighting, tag_keys)
+    seen = mark.sighting
+    begin = max(0, seen.start - MAX_PREFIX)
+    return _remembered_token(mark.text[begin : seen.end], seen.start - begin, tag_keys)
+
+
+@lru_cache(maxsize=8192)
+def _remembered_token(text: bytes, marker_at: int, tag_keys: tuple[bytes, ...]) -> GenuineToken | None:
+    return genuine_at(text, Sighting(marker_at, len(text)), tag_keys)
 
 
 # --- saying no -------------------------------------------------------------------------------------------------------

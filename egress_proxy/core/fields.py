@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -22,6 +23,8 @@ from control_plane.contract.placeholder import Sighting, has_marker, sightings
 MAX_REMEMBERED_LINES: Final = 4096
 MAX_REMEMBERED_LINE_BYTES: Final = 256
 MAX_PERCENT_LAYERS: Final = 3
+MAX_MARKS: Final = 8
+"""More than any request needs: a head with more is refused, and no more of them are looked at."""
 
 HOP_BY_HOP: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade "
@@ -38,6 +41,7 @@ _SUBJECT = SUBJECT_HEADER.lower().encode()
 
 # The look-behind makes a failed run cost one step, not one for each of its characters.
 _BASE64_RUN = re.compile(rb"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{48,}")
+_TELLING_ESCAPE = re.compile(rb"%(?:25|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa])")
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -89,7 +93,7 @@ def target_marks(target: bytes) -> list[Mark]:
     """The markers in a request target."""
     if b"%" not in target and len(target) < _SHORTEST_BASE64 and not has_marker(target):
         return []
-    return [*(Mark(Slot.TARGET, target, seen) for seen in sightings(target)), *_hidden_marks(target)]
+    return list(islice(_marks_in(Slot.TARGET, target), MAX_MARKS + 1))
 
 
 def decode_basic(value: bytes) -> bytes | None:
@@ -105,7 +109,7 @@ def _judge_request_field(line: bytes) -> Field:
     sent_name, _, padded_value = line.partition(b":")
     name, value = sent_name.lower(), padded_value.strip(b" \t")
     ours = name.startswith(_OWN_PREFIX) or name == _SUBJECT
-    marks = tuple(_field_marks(sent_name, value))
+    marks = tuple(islice(_field_marks(sent_name, value), MAX_MARKS + 1))
     # An underscore may be read as a hyphen further on, so such a line can be another spelling of a secret's slot.
     special = bool(marks) or ours or name in _JUDGED_IN_REQUESTS or b"_" in name
     return Field(name, value, line, special, ours, marks)
@@ -141,20 +145,20 @@ def _field_marks(sent_name: bytes, value: bytes) -> Iterator[Mark]:
     name = sent_name.lower()
     if name == b"proxy-authorization":  # the proxy's own slot: `decision` reads it
         return
-    yield from (Mark(Slot.HIDDEN, sent_name, seen) for seen in sightings(sent_name))
-    yield from _hidden_marks(sent_name)
-    yield from (Mark(Slot.HEADER, value, seen) for seen in sightings(value))
+    yield from _marks_in(Slot.HIDDEN, sent_name)
     basic = decode_basic(value) if name == b"authorization" else None
     if basic is not None:
-        yield from (Mark(Slot.BASIC, basic, seen) for seen in sightings(basic))
-        yield from _hidden_marks(basic)
+        yield from _marks_in(Slot.BASIC, basic)
     # What decodes to the Basic credentials themselves was just seen, in a slot that a credential may declare.
-    yield from (mark for mark in _hidden_marks(value) if basic is None or mark.text not in basic)
+    yield from _marks_in(Slot.HEADER, value, seen_already=basic)
 
 
-def _hidden_marks(text: bytes) -> Iterator[Mark]:
+def _marks_in(slot: Slot, text: bytes, *, seen_already: bytes | None = None) -> Iterator[Mark]:
+    """The plain marks of a slot, then the hidden ones."""
+    yield from (Mark(slot, text, seen) for seen in sightings(text))
     for decoded in _decodings(text):
-        yield from (Mark(Slot.HIDDEN, decoded, seen) for seen in sightings(decoded))
+        if has_marker(decoded) and (seen_already is None or decoded not in seen_already):
+            yield from (Mark(Slot.HIDDEN, decoded, seen) for seen in sightings(decoded))
 
 
 def _decodings(text: bytes) -> Iterator[bytes]:
@@ -162,11 +166,10 @@ def _decodings(text: bytes) -> Iterator[bytes]:
 
     A percent layer in which nothing new appears is left out: it would show the plain markers again.
     """
-    seen_plain = sum(1 for _ in sightings(text))
     layers = [text]
     for layer in _percent_layers(text):
         layers.append(layer)
-        if sum(1 for _ in sightings(layer)) != seen_plain:
+        if _count(layer) != _count(text):
             yield layer
     for layer in layers:
         for run in _BASE64_RUN.findall(layer):
@@ -178,9 +181,15 @@ def _decodings(text: bytes) -> Iterator[bytes]:
                     yield from _percent_layers(decoded)
 
 
+def _count(text: bytes) -> int:
+    """How many markers there are, as far as that matters."""
+    return sum(1 for _ in islice(sightings(text), MAX_MARKS + 1))
+
+
 def _percent_layers(text: bytes) -> Iterator[bytes]:
     for _ in range(MAX_PERCENT_LAYERS):
-        if b"%" not in text:
+        # Only an escaped letter, digit or '%' can turn what is no marker into one; URLs are full of other escapes.
+        if not _TELLING_ESCAPE.search(text):
             return
         decoded = unquote_to_bytes(text)
         if decoded == text:

@@ -141,8 +141,9 @@ def parse_request_head(raw: bytes) -> RequestHead:
             expects_continue = True
     if host is None and method != "CONNECT":
         raise _refused(RefusalCode.MALFORMED_REQUEST, "The request has no Host field.")
-    if method == "CONNECT":
-        framing, content_length = Framing.NONE, 0  # RFC 9110 §9.3.6: a CONNECT has no content
+    if method == "CONNECT" and (framing is Framing.CHUNKED or content_length):
+        # RFC 9110 §9.3.6: it has no content, so what follows would be read differently by others.
+        raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "A CONNECT has no body.")
     return RequestHead(
         line, method, target, fields, special, host, framing, content_length, keep_alive, expects_continue
     )
@@ -186,7 +187,11 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     status_line, _, field_lines = raw[: -len(HEAD_END)].partition(b"\r\n")
     if not verdict.complete:
         raise UpstreamProtocolError("the reply is not HTTP/1.1")
-    minor_version, status, reason = _status_line(status_line)
+    minor_version, status, reason = (
+        _remembered_status_line(status_line)
+        if len(status_line) <= MAX_REMEMBERED_LINE_BYTES
+        else _judge_status_line(status_line)
+    )
     fields = reply_fields(field_lines)
     if len(fields) > MAX_HEADERS:
         raise UpstreamProtocolError("the reply has too many fields")
@@ -204,6 +209,8 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
             framing = Framing.CHUNKED
         elif name == b"connection":
             removed |= connection_tokens(field.value)
+            if not _UNNOMINATABLE.isdisjoint(removed):
+                raise UpstreamProtocolError("Connection names a field that frames the reply")
         elif name == b"content-encoding":
             is_coded = is_coded or field.value.lower() != b"identity"
     if request_method == "HEAD" or status < 200 or status in (204, 304):  # RFC 9112 §6.3
@@ -215,8 +222,7 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     )
 
 
-@lru_cache(maxsize=256)
-def _status_line(line: bytes) -> tuple[bytes, int, bytes]:
+def _judge_status_line(line: bytes) -> tuple[bytes, int, bytes]:
     """(minor version, status, reason). Raises `UpstreamProtocolError`."""
     match = _STATUS_LINE.fullmatch(line)
     if match is None or match[2] < b"100":
@@ -224,10 +230,19 @@ def _status_line(line: bytes) -> tuple[bytes, int, bytes]:
     return match[1], int(match[2]), match[3] or b""
 
 
-@lru_cache(maxsize=1024)
+_remembered_status_line = lru_cache(maxsize=256)(_judge_status_line)
+
+
 def connection_tokens(value: bytes) -> frozenset[bytes]:
     """The options of a Connection field, lower case."""
+    return _remembered_tokens(value) if len(value) <= MAX_REMEMBERED_LINE_BYTES else _tokens(value)
+
+
+def _tokens(value: bytes) -> frozenset[bytes]:
     return frozenset(token.strip().lower() for token in value.split(b","))
+
+
+_remembered_tokens = lru_cache(maxsize=1024)(_tokens)
 
 
 def nominated(special: list[Field]) -> frozenset[bytes]:

@@ -13,7 +13,7 @@ from typing import Final
 from egress_proxy.core.decision import Forward
 from egress_proxy.core.fields import Field
 from egress_proxy.core.http1 import RequestHead, nominated
-from egress_proxy.core.substitution import dropped_lines, needles, render_closing, render_opening
+from egress_proxy.core.substitution import dropped_lines, needles, render_closing, render_opening, slot_names
 
 PLAN_SECONDS: Final = 0.5
 """By how much a plan may outlive a cached answer; the cache believes its answers for so much less."""
@@ -50,7 +50,7 @@ class Plan:
         kept = {field.line for field in head.special}
         traces = {field.line for field in asked.special if field.line not in kept}
         self._dropped = dropped_lines(head, forward.swaps) | traces
-        self._removed = nominated(head.special)
+        self._removed = nominated(head.special) | slot_names(forward.swaps)
 
     def __repr__(self) -> str:
         return f"Plan({self.forward!r})"

@@ -116,8 +116,13 @@ def render_opening(head: RequestHead, *, endpoint: Endpoint, target: bytes, swap
 
 def dropped_lines(head: RequestHead, swaps: tuple[Swap, ...]) -> frozenset[bytes]:
     """The special lines that do not go on: the hop's own, ours, and those that the closing sets anew."""
-    slots = frozenset([_slot_name(swap.placement) for swap in swaps])
+    slots = slot_names(swaps)
     return frozenset([field.line for field in head.special if _is_dropped(field, slots)])
+
+
+def slot_names(swaps: tuple[Swap, ...]) -> frozenset[bytes]:
+    """The fields that the secrets go to. No other value of theirs goes on, in whatever spelling."""
+    return frozenset([_slot_name(swap.placement) for swap in swaps])
 
 
 def render_closing(head: RequestHead, swaps: tuple[Swap, ...]) -> bytes:
@@ -137,7 +142,7 @@ def _is_dropped(field: Field, slots: frozenset[bytes]) -> bool:
     name = field.name
     if field.ours or name in HOP_BY_HOP or name in (b"host", b"transfer-encoding"):
         return True
-    # Every spelling of a slot that is about to be set goes (`X_Api_Key`), and with it any second value.
+    # Every other spelling of a slot that is about to be set goes, too (`X_Api_Key`).
     return bool(slots) and (name == b"accept-encoding" or name.replace(b"_", b"-") in slots)
 
 
@@ -185,6 +190,8 @@ def render_response(head: ResponseHead, *, framing: Framing, close: bool) -> byt
     """The reply's head as the client gets it, still to be scrubbed. `framing` is how its body goes to the client."""
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
     lines += [field.line for field in head.fields if not (field.special and _is_not_passed_back(field))]
+    if head.status < 200 or head.status == 204:  # RFC 9110 §8.6: such a reply states no length
+        lines[1:] = [line for line in lines[1:] if line[:15].lower() != b"content-length:"]
     if head.removed:
         lines[1:] = [line for line in lines[1:] if line.partition(b":")[0].lower() not in head.removed]
     if framing is Framing.CHUNKED:

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -14,6 +15,8 @@ from control_plane.contract.placeholder import TokenKind, has_marker
 from control_plane.contract.placement import BasicPlacement, HeaderPlacement, QueryPlacement
 from control_plane.contract.refusal import RefusalCode
 from control_plane.contract.wire import AskCaller, AskPlaceholder, AskPolicy, Refused
+from egress_proxy.core import decision as decision_module
+from egress_proxy.core import http1
 from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Resolve, Tunnel, decide, decide_connect
 from egress_proxy.core.fields import _decodings
 from egress_proxy.core.http1 import parse_request_head
@@ -680,6 +683,75 @@ def test_refusals_never_quote_the_request(world: World, encode: Callable[[str], 
     assert isinstance(decision, Refuse)
     assert not any(has_marker(view) for view in (repr(decision).encode(), *_decodings(repr(decision).encode())))
     assert decision.path == shown
+
+
+@pytest.mark.guards(DECISION, "    if has_marker(text):  # before the host is shown anywhere\n", "    if False:\n")
+@pytest.mark.parametrize("place", ["target", "host"])
+def test_a_placeholder_in_a_host_is_shown_nowhere(world: World, place: str) -> None:
+    placeholder = world.credential(ALICE, URL)
+    connection = Connection(Mode.FORWARD, world.proxy_credential(ALICE))
+    name = f"{placeholder}.evil.test"
+    target, host = (name, name) if place == "target" else ("api.test", name)
+
+    decision = ask(head_of(f"GET http://{target}/ HTTP/1.1", host=host), connection, world)
+
+    assert isinstance(decision, Refuse)
+    assert not has_marker(repr(decision).encode())
+
+
+@pytest.mark.parametrize("inside", ["%46", "/", "-", ";", "%2f"])
+@pytest.mark.guards(DECISION, '+ 1] + "{placeholder}"', '+ 1] + "{placeholder}" + text[marks[0].sighting.end :]')
+def test_no_part_of_an_altered_placeholder_in_a_path_is_recorded(world: World, inside: str) -> None:
+    placeholder = world.credential(ALICE, URL)
+    altered = placeholder[:16] + inside + placeholder[16:]
+
+    decision = ask(head_of(f"GET /a/{altered}/b HTTP/1.1"), tunnel_to(URL, world.proxy_credential(ALICE)), world)
+
+    assert isinstance(decision, Refuse)
+    assert decision.path in ("/a/{placeholder}", "/{placeholder}")
+
+
+@pytest.mark.guards(DECISION, "            allow_private &= _admit_swap(", "            allow_private = _admit_swap(")
+def test_a_private_address_takes_the_word_of_every_credential_in_the_request(world: World) -> None:
+    key = HeaderPlacement("x-api-key")
+    one = world.credential(ALICE, URL, name="one", placements=(key,))
+    two = world.credential(ALICE, URL, name="two")
+    for fingerprint, resolved in world.placeholders.items():
+        assert isinstance(resolved, Resolved)
+        if resolved.binding.credential_name == "two":
+            private = tuple(replace(d, allow_private=True) for d in resolved.binding.destinations)
+            world.placeholders[fingerprint] = replace(resolved, binding=replace(resolved.binding, destinations=private))
+    raw = head_of("GET / HTTP/1.1", f"X-Api-Key: {one}", f"Authorization: Bearer {two}")
+
+    decision = ask(raw, tunnel_to(URL, world.proxy_credential(ALICE)), world)
+
+    assert isinstance(decision, Forward)
+    assert not decision.allow_private
+
+
+def test_a_head_with_more_markers_than_any_request_needs_is_refused(world: World) -> None:
+    placeholder = world.credential(ALICE, URL)
+    lines = [f"X-{number}: {placeholder}" for number in range(100)]
+
+    decision = ask(head_of("GET / HTTP/1.1", *lines), tunnel_to(URL, world.proxy_credential(ALICE)), world)
+
+    assert code(decision) == "placement_denied"
+
+
+def test_long_values_are_not_remembered(world: World) -> None:
+    caches = (decision_module._remembered_parse, decision_module._remembered_token, http1._remembered_tokens)
+    for cache in caches:
+        cache.cache_clear()
+    connection = tunnel_to(URL, world.proxy_credential(ALICE))
+
+    for number in range(3):
+        garbage = f"{number}" + "x" * 30_000
+        ask(head_of("GET / HTTP/1.1", f"Proxy-Authorization: Bearer {garbage}"), tunnel_to(URL, None), world)
+        ask(head_of("GET / HTTP/1.1", f"X-Y: coatchk1{garbage}"), connection, world)
+        parse_request_head(head_of("GET / HTTP/1.1", f"Connection: {garbage}"))
+
+    # What was looked for is at most as long as a placeholder.
+    assert [cache.cache_info().currsize for cache in caches] == [0, 3, 0]
 
 
 # --- properties ------------------------------------------------------------------------------------------------------

@@ -64,6 +64,11 @@ REFUSED = {
     "a blank line first": (b"\r\n" + request(), "malformed_request"),
     "HTTP/1.0": (request(first="GET / HTTP/1.0"), "protocol_denied"),
     "HTTP/2.0": (b"PRI * HTTP/2.0\r\n\r\n", "protocol_denied"),
+    "a CONNECT with a length": (request("Content-Length: 3", first="CONNECT a.test:443 HTTP/1.1"), "ambiguous_framing"),
+    "a CONNECT in chunks": (
+        request("Transfer-Encoding: chunked", first="CONNECT a.test:443 HTTP/1.1"),
+        "ambiguous_framing",
+    ),
     "TRACE": (request(first="TRACE / HTTP/1.1"), "method_not_allowed"),
     "trace": (request(first="trace / HTTP/1.1"), "method_not_allowed"),
     "TRACK": (request(first="TRACK / HTTP/1.1"), "method_not_allowed"),
@@ -147,6 +152,7 @@ REPLIES_REFUSED = {
     "no status line": b"hello\r\n\r\n",
     "an unasked 101": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
     "a plain 101": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+    "a nominated length": b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: content-length\r\n\r\n",
     "status 099": b"HTTP/1.1 099 Low\r\n\r\n",
     "a large head": b"HTTP/1.1 200 OK\r\n" + b"X: %b\r\n" % (b"a" * 70_000) + b"\r\n",
 }

@@ -69,7 +69,31 @@ def test_several_needles_are_all_scrubbed_and_counted() -> None:
     assert scrubber.hits == 3
 
 
-@pytest.mark.guards(SCRUB, "        return self._overwrite(rendered)\n", "        return rendered\n")
+@given(
+    st.lists(st.sampled_from([b"a", b"b", b"c", b"abc", b"bcd", b"abcd", b"x"]), max_size=30),
+    st.lists(st.integers(0, 60), max_size=10),
+)
+@pytest.mark.guards(
+    SCRUB, "self._held, self._shown = window[-hold:], shown[-hold:]", "self._held = self._shown = shown[-hold:]"
+)
+def test_secrets_that_overlap_are_all_overwritten_however_they_are_cut(words: list[bytes], places: list[int]) -> None:
+    needles = (b"abcd", b"abc", b"bcda", b"cdab")
+    data = b"".join(words)
+    edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    expected = bytearray(data)
+    for needle in needles:
+        for at in range(len(data)):
+            if data.startswith(needle, at):
+                expected[at : at + len(needle)] = b"*" * len(needle)
+
+    out = scrubbed([data[a:b] for a, b in pairwise(edges)], *needles)
+
+    assert out == bytes(expected)
+
+
+@pytest.mark.guards(
+    SCRUB, "        return self._overwritten(rendered, rendered, new_from=0)\n", "        return rendered\n"
+)
 def test_a_head_is_scrubbed_and_keeps_its_length() -> None:
     head = b"HTTP/1.1 200 " + SECRET + b"\r\nLocation: https://x/?k=" + SECRET + b"\r\n\r\n"
 

@@ -74,6 +74,23 @@ def test_every_other_spelling_of_the_slot_is_removed() -> None:
     assert b"X-Other_Key: kept" in lines
 
 
+@pytest.mark.parametrize("second", ["X-Api-Key: mine", "x-api-key:mine", "X-API-KEY: mine"])
+@pytest.mark.guards("egress_proxy/core/plan.py", " | slot_names(forward.swaps)", "")
+def test_a_second_value_of_the_slot_is_removed(second: str) -> None:
+    lines = swapped(HeaderPlacement("x-api-key"), second, "X-Api-Key: {placeholder}")
+
+    assert [line for line in lines if line.lower().startswith(b"x-api-key")] == [f"X-Api-Key: {SECRET}".encode()]
+
+
+def test_an_interim_or_204_reply_states_no_length() -> None:
+    for status in (b"103 Early Hints", b"204 No Content"):
+        raw = b"HTTP/1.1 " + status + b"\r\nContent-Length: 5\r\nX: 1\r\n\r\n"
+
+        head = parse_response_head(raw, request_method="GET")
+
+        assert render_response(head, framing=Framing.NONE, close=False) == b"HTTP/1.1 " + status + b"\r\nX: 1\r\n\r\n"
+
+
 @pytest.mark.guards(
     SUBSTITUTION,
     '    if swaps:\n        lines.append(b"Accept-Encoding: identity")',
