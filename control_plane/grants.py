@@ -156,10 +156,13 @@ class AllowRuleKeeper:
             if rule is None:
                 raise RefusedError(RULE_NOT_FOUND)
             await records.rules.remove(rule_id)
-            await self._published(records, "allow.remove", rule, by)
+            await self._published(records, "allow.remove", rule, by, revoked=True)
 
-    async def _published(self, records: Records, action: str, rule: TenantAllowRule, by: Actor) -> None:
-        await records.outbox.append([Change(ChangeKind.POLICY, rule.tenant, rule.tenant)], self._clock())
+    async def _published(
+        self, records: Records, action: str, rule: TenantAllowRule, by: Actor, *, revoked: bool = False
+    ) -> None:
+        change = Change(ChangeKind.POLICY, rule.tenant, rule.tenant, revoked=revoked)
+        await records.outbox.append([change], self._clock())
         detail = rule.host if rule.port is None else f"{rule.host}:{rule.port}"
         event = self._trail.event(action, by=by, tenant=rule.tenant, session=rule.session, detail=detail)
         await records.audit.append([event])

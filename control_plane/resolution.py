@@ -114,7 +114,8 @@ class Resolution:
             return replace(_EXPIRED, binding=binding)
         # (6) Bound to where it is about to go.
         if not facts.credential.reaches(ask.endpoint):
-            return replace(_DESTINATION_DENIED, binding=binding)
+            is_plain = ask.endpoint.scheme == "http" and facts.credential.is_at(ask.endpoint.host)
+            return replace(_PLAINTEXT if is_plain else _DESTINATION_DENIED, binding=binding)
         # (7) The secret, if the row is still the one that was sealed.
         return self._opened(facts.credential, facts, binding)
 
@@ -213,6 +214,11 @@ _DESTINATION_DENIED = Refused(
     RefusalCode.DESTINATION_DENIED,
     "the placeholder's credential is not for this destination",
     "an operator sees its destinations with: coatcheck credential show NAME",
+)
+_PLAINTEXT = Refused(
+    RefusalCode.PLAINTEXT_CREDENTIAL,
+    "this host has a credential, and a credential does not travel over plain http",
+    "use https://",
 )
 _UNAVAILABLE = Refused(
     RefusalCode.CREDENTIAL_UNAVAILABLE,

@@ -79,6 +79,10 @@ class Credential:
     def reaches(self, endpoint: Endpoint) -> bool:
         return any(destination.endpoint == endpoint for destination in self.destinations)
 
+    def is_at(self, host: str) -> bool:
+        """Whether it has a destination at this (canonical) host, by whatever scheme and port."""
+        return any(destination.endpoint.host == host for destination in self.destinations)
+
 
 class VersionState(StrEnum):
     """`active` is the one in use. The others are over: their envelopes are gone."""
