@@ -112,7 +112,8 @@ def test_a_dial_is_given_up_when_the_client_is_gone(
         peer.settimeout(CLOSED_WITHIN_SECONDS)
         DROPS[number % len(DROPS)](line)
 
-        assert _read_to_end(peer).startswith(b"\x16\x03"), "a ClientHello, and then the end"
+        # The proxy may hear of it before it has begun with TLS.
+        assert _read_to_end(peer)[:2] in (b"", b"\x16\x03"), "at most a ClientHello, and then the end"
         peer.close()
 
     assert_settled(through.proxy.served, base)
