@@ -92,9 +92,12 @@ test-long: $(VENV)/.test ## kills, waits and full sweeps (under 25 minutes)
 mutants: $(VENV)/.test ## apply each security test's one-line change and see the test turn red
 	$(BIN)/python -m tests.mutants.run $(ARGS)
 
+# RUNLEVEL=1: it is installed, not started.
+install_nginx = { test "$$(id -u)" = 0 && apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq nginx-light; }
+
 .PHONY: bench
 bench: $(VENV)/.test $(BENCH_VENV)/.bench ## this proxy beside a direct connection, nginx and mitmproxy
-	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || { test "$$(id -u)" = 0 && apt-get install -y -qq nginx-light; } \
+	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(install_nginx) \
 	  || { echo 'the benchmark compares with nginx (Debian: apt-get install nginx-light)' >&2; exit 1; }
 	$(BIN)/python -m bench.run $(ARGS)
 
