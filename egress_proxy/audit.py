@@ -20,8 +20,10 @@ from egress_proxy.config import AuditMode
 BATCH_SECONDS: Final = 1.0
 BATCH_EVENTS: Final = 1_000
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
-TENANT_SHARE: Final = 0.8
-"""How much of the spool one tenant may fill."""
+REFUSAL_SHARE: Final = 0.25
+"""How much of the spool refusals may fill: anybody can cause them, and they must not keep swaps from being recorded."""
+TENANT_SHARE: Final = 0.5
+"""How much of either part one tenant may fill; whoever is not known yet counts as one."""
 
 log = structlog.get_logger("egress_proxy.audit")
 
@@ -48,16 +50,40 @@ class RepeatedEvent:
         return head.encode() + self._rest
 
 
+class _Part:
+    """Room for one sort of events."""
+
+    __slots__ = ("_by_tenant", "_capacity", "_count", "_tenant_quota")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = max(1, capacity)
+        self._tenant_quota = max(1, int(capacity * TENANT_SHARE))
+        self._count = 0
+        self._by_tenant: Counter[str | None] = Counter()
+
+    def has_room(self, tenant: str | None) -> bool:
+        return self._count < self._capacity and self._by_tenant[tenant] < self._tenant_quota
+
+    def add(self, tenant: str | None) -> None:
+        self._count += 1
+        self._by_tenant[tenant] += 1
+
+    def remove(self, tenant: str | None) -> None:
+        self._count -= 1
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+
+
 class AuditSpool:
     """Events on their way to the control plane."""
 
     def __init__(self, deliver: Deliver, *, capacity: int, mode: AuditMode) -> None:
         self._deliver = deliver
-        self._capacity = capacity
-        self._tenant_quota = max(1, int(capacity * TENANT_SHARE))
         self._mode = mode
-        self._waiting: deque[tuple[str | None, bytes]] = deque()
-        self._by_tenant: Counter[str | None] = Counter()
+        self._refusals = _Part(int(capacity * REFUSAL_SHARE))
+        self._requests = _Part(capacity - int(capacity * REFUSAL_SHARE))
+        self._waiting: deque[tuple[_Part, str | None, bytes]] = deque()
         self._not_yet_told = 0
         self._wake = asyncio.Event()
         self._stopping = False
@@ -69,20 +95,25 @@ class AuditSpool:
 
     def admits_swap(self, tenant: str) -> bool:
         """Whether a swap of this tenant may happen: it can be recorded, or need not be."""
-        return self._mode is AuditMode.BEST_EFFORT or self._has_room(tenant)
+        return self._mode is AuditMode.BEST_EFFORT or self._requests.has_room(tenant)
 
     def record(self, event: AuditEvent) -> None:
         """Spool one event."""
-        self.record_encoded(event.tenant, write(AUDIT_EVENT, event))
+        part = self._refusals if event.code is not None else self._requests
+        self._put(part, event.tenant, write(AUDIT_EVENT, event))
 
-    def record_encoded(self, tenant: str | None, event: bytes) -> None:
-        """Spool one event that is JSON already; dropped and counted where there is no room."""
-        if not self._has_room(tenant):
+    def record_again(self, tenant: str | None, event: bytes) -> None:
+        """Spool the event of a request that goes, as JSON."""
+        self._put(self._requests, tenant, event)
+
+    def _put(self, part: _Part, tenant: str | None, event: bytes) -> None:
+        """Dropped and counted where there is no room."""
+        if not part.has_room(tenant):
             self.dropped += 1
             self._not_yet_told += 1
             return
-        self._waiting.append((tenant, event))
-        self._by_tenant[tenant] += 1
+        part.add(tenant)
+        self._waiting.append((part, tenant, event))
         if len(self._waiting) == BATCH_EVENTS:
             self._wake.set()
 
@@ -97,9 +128,6 @@ class AuditSpool:
         """What is spooled is still delivered; `run` then returns."""
         self._stopping = True
         self._wake.set()
-
-    def _has_room(self, tenant: str | None) -> bool:
-        return len(self._waiting) < self._capacity and self._by_tenant[tenant] < self._tenant_quota
 
     async def _until_due(self) -> None:
         try:
@@ -118,7 +146,7 @@ class AuditSpool:
         attempt = 0
         while True:
             try:
-                await self._deliver([event for _, event in batch], dropped)
+                await self._deliver([event for _, _, event in batch], dropped)
                 break
             except Exception as error:  # border: whatever went wrong, the batch is kept and sent again
                 log.warning("audit_not_delivered", error=type(error).__name__, spooled=len(self._waiting))
@@ -126,10 +154,8 @@ class AuditSpool:
                 attempt += 1
         self._not_yet_told -= dropped
         self.delivered += len(batch)
-        for tenant, _ in batch:
+        for part, tenant, _ in batch:
             self._waiting.popleft()
-            self._by_tenant[tenant] -= 1
-            if not self._by_tenant[tenant]:
-                del self._by_tenant[tenant]
+            part.remove(tenant)
         if len(self._waiting) >= BATCH_EVENTS:
             self._wake.set()

@@ -427,7 +427,9 @@ class ClientConnection(asyncio.Protocol):
             forward.caller.tenant, forward.endpoint, allow_private=forward.allow_private
         )
 
-    async def _wait(self, head: RequestHead, decision: Forward | Tunnel | Resolve | Refuse) -> None:
+    async def _wait(
+        self, head: RequestHead, decision: Forward | Tunnel | Resolve | Refuse, *, is_retry: bool = False
+    ) -> None:
         """The cold path: wait for what is missing, decide again, until the request can begin or is refused."""
         services = self.services
         upstream: UpstreamConnection | None = None
@@ -442,15 +444,19 @@ class ClientConnection(asyncio.Protocol):
                         self._open_tunnel(decision, context)
                         return
                     case Forward():
-                        if upstream is not None:
+                        if upstream is not None and upstream.suits(decision):
                             self._task = None
                             ready, upstream = upstream, None
-                            self._start(decision, ready)
+                            self._start(decision, ready, is_retry=is_retry)
                             self._after_wait()
                             return
-                        upstream = self._warm_upstream(decision) or await services.upstreams.connect(
-                            decision.caller.tenant, decision.endpoint, allow_private=decision.allow_private
-                        )
+                        if upstream is not None:  # the request goes elsewhere now
+                            services.upstreams.give_back(upstream)
+                        upstream = None if is_retry else self._warm_upstream(decision)
+                        if upstream is None:
+                            upstream = await services.upstreams.connect(
+                                decision.caller.tenant, decision.endpoint, allow_private=decision.allow_private
+                            )
                     case Refuse():
                         self._task = None
                         self._refuse(decision.refusal, decided=decision)
@@ -505,7 +511,6 @@ class ClientConnection(asyncio.Protocol):
             self._plan_for(forward, self._head),
             self._head,
             request_id=self._request_id,
-            proxy_credential=self._facts.proxy_credential,
             loop=services.loop,
         )
         exchange.was_retried = is_retry
@@ -535,6 +540,7 @@ class ClientConnection(asyncio.Protocol):
         self.services.counters.tunnels += 1
         self._write(TUNNEL_OPEN)
         self._facts = replace(self._facts, proxy_credential=tunnel.proxy_credential, tunnel=tunnel.endpoint)
+        self._plan = None  # made of other facts
         self._tunnel_context = context
         self._awaits_hello = True
         self._is_busy = False
@@ -589,21 +595,10 @@ class ClientConnection(asyncio.Protocol):
         self.services.exchanges.discard(exchange)
         self.services.counters.retries += 1
         self._exchange = None
-        self._task = self.services.loop.create_task(self._repeat(exchange.forward))
-
-    async def _repeat(self, forward: Forward) -> None:
-        try:
-            upstream = await self.services.upstreams.connect(
-                forward.caller.tenant, forward.endpoint, allow_private=forward.allow_private
-            )
-            self._task = None
-            self._start(forward, upstream, is_retry=True)
-        except RefusedError as refused:
-            self._task = None
-            self._refuse(refused.refusal, forward=forward)
-        except Exception as error:  # border, as in `data_received`
-            self._task = None
-            self.internal_error(error)
+        self._plan = None
+        assert self._head is not None
+        # Decided anew, like a request that had to wait: what allowed it may have been taken back meanwhile.
+        self._task = self.services.loop.create_task(self._wait(self._head, self._decide(self._head), is_retry=True))
 
     def _forget_exchange(self, exchange: Exchange) -> None:
         services = self.services
@@ -677,7 +672,7 @@ class ClientConnection(asyncio.Protocol):
         event = self._plan_event
         assert event is not None
         encoded = event.encode(event_id=services.request_ids.next(), at=services.clock(), request_id=self._request_id)
-        services.audit.record_encoded(event.tenant, encoded)
+        services.audit.record_again(event.tenant, encoded)
 
     def _record(
         self,

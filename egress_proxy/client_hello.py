@@ -14,6 +14,8 @@ _EXTENSION_SERVER_NAME: Final = 0  # RFC 6066 §3
 _EXTENSION_ALPN: Final = 16  # RFC 7301 §3.1
 _HOST_NAME: Final = 0
 MAX_CLIENT_HELLO_BYTES: Final = 65_536
+MAX_RECORDS: Final = 16
+"""A record holds 16 KiB: a ClientHello in more of them than this is there to be put together again and again."""
 
 NO_APPLICATION_PROTOCOL_ALERT: Final = bytes((21, 3, 3, 0, 2, 2, 120))
 """A fatal alert record (RFC 7301 §3.2), for a client that speaks nothing that we speak."""
@@ -46,7 +48,7 @@ def read_client_hello(data: bytes) -> ClientHello:
 def _handshake_message(data: bytes) -> bytes:
     """The first handshake message, put together from its records (RFC 8446 §5.1)."""
     message, at = b"", 0
-    while True:
+    for _ in range(MAX_RECORDS):
         if not _RECORD_START.startswith(data[at : at + 2]):
             raise NotTlsError("not a TLS handshake record")
         if len(data) < at + 5:
@@ -66,6 +68,8 @@ def _handshake_message(data: bytes) -> bytes:
                 return message[4:wanted]
         if at > len(data):
             break
+    else:
+        raise NotTlsError("the ClientHello is in too many records")
     raise IncompleteError
 
 

@@ -17,7 +17,6 @@ Rules:
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from control_plane.contract.placeholder import GenuineToken
 from control_plane.contract.refusal import Refusal, RefusalCode
 from egress_proxy.core.decision import Forward
 from egress_proxy.core.http1 import (
@@ -47,6 +46,10 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REPEATABLE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
+class UnsearchableReplyError(Exception):
+    """A swapped request was answered in a coding that hides what is in it."""
+
+
 class Exchange:
     """Begins when an upstream connection is there; ends with `client.exchange_ended` or `client.exchange_failed`."""
 
@@ -70,7 +73,6 @@ class Exchange:
         "closes_client",
         "head",
         "plan",
-        "proxy_credential",
         "request_id",
         "wants_body",
         "was_retried",
@@ -83,10 +85,8 @@ class Exchange:
         head: RequestHead,
         *,
         request_id: str,
-        proxy_credential: GenuineToken | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`proxy_credential` is the connection's own, where it has one."""
         self._client = client
         self._loop = loop
         self._upstream: UpstreamConnection | None = None
@@ -109,7 +109,6 @@ class Exchange:
         self.closes_client = not head.keep_alive
         self.head = head
         self.plan = plan
-        self.proxy_credential = proxy_credential
         self.request_id = request_id
         self.was_retried = False
 
@@ -174,6 +173,12 @@ class Exchange:
             out = self._reply_head(data) if self._reply is None else self._reply_body(data)
         except UpstreamProtocolError as error:
             self._fail(RefusalCode.UPSTREAM_PROTOCOL_ERROR, f"The upstream's reply cannot be passed on: {error}.")
+            return
+        except UnsearchableReplyError:
+            self._fail(
+                RefusalCode.RESPONSE_LEAK_BLOCKED,
+                "The upstream answered in a content coding that was not asked for, so the reply cannot be searched.",
+            )
             return
         except Exception as error:  # border: called by the upstream's transport, which would only log it
             self._client.internal_error(error)
@@ -265,11 +270,7 @@ class Exchange:
     def _final_head(self, head: ResponseHead, body: bytes) -> bytes:
         self._no_continue()
         if self._scrubber is not None and head.is_coded and head.framing is not Framing.NONE:
-            self._fail(
-                RefusalCode.RESPONSE_LEAK_BLOCKED,
-                "The upstream answered in a content coding that was not asked for, so the reply cannot be searched.",
-            )
-            return b""
+            raise UnsearchableReplyError
         self._reply = head
         self._reply_left = head.content_length
         if head.framing is Framing.CHUNKED:

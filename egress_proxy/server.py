@@ -111,14 +111,19 @@ class Server:
 
     def cut_revoked(self, event: Event) -> None:
         """End every exchange whose authority this event takes away."""
+        if event.kind == "policy":  # a rule was taken back: which exchanges went by it, deciding again shows
+            self.recheck(tenant=event.tenant)
+            return
         refusal = Refusal(RefusalCode.REVOKED_PLACEHOLDER, "What this request was allowed by has been revoked.")
         for exchange in [each for each in self._services.exchanges if is_touched(each, event)]:
             self._services.counters.streams_cut += 1
             exchange.cut(refusal)
 
-    def recheck(self) -> None:
-        """Events may have been missed, a revocation among them: whatever is under way is decided again."""
+    def recheck(self, *, tenant: str | None = None) -> None:
+        """Decide again on whatever is under way (of this tenant): what allowed it may have been taken back."""
         for exchange in list(self._services.exchanges):
+            if tenant not in (None, exchange.forward.caller.tenant):
+                continue
             task = asyncio.ensure_future(exchange.recheck())
             self._rechecks.add(task)
             task.add_done_callback(self._rechecks.discard)
@@ -165,10 +170,7 @@ def is_touched(exchange: Exchange, event: Event) -> bool:
             return caller.session == event.id
         case "tenant":
             return caller.tenant == (event.tenant or event.id)
-        case "policy":
-            # A rule was taken back: what goes without a credential went by a rule.
-            return caller.tenant == event.tenant and not forward.bindings
         case "proxy_credential":
-            return exchange.proxy_credential is not None and exchange.proxy_credential.fingerprint == event.id
-        case "tag_keys" | "heartbeat":
+            return forward.proxy_credential.fingerprint == event.id
+        case "policy" | "tag_keys" | "heartbeat":
             return False

@@ -81,6 +81,11 @@ class TlsLayer:
         self._resuming = False
         self._stopped = False
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether the peer sent more than has been handed on."""
+        return self._incoming.pending > 0 or self._object.pending() > 0
+
     def start(self) -> None:
         """The client's side speaks first."""
         self._advance()

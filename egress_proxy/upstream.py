@@ -15,6 +15,7 @@ from typing import Final, Protocol, cast
 from control_plane.contract.destination import Endpoint
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from egress_proxy.addresses import AddressBook, OwnListeners, check_addresses, judge
+from egress_proxy.core.decision import Forward
 from egress_proxy.metrics import Counters
 from egress_proxy.tls import Lower, TlsLayer
 
@@ -86,7 +87,15 @@ class UpstreamConnection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Not when it is paused: a slow client's upstream may still be when the reply ends, and would hang the next."""
-        return not self._closed and not self._is_paused and not self._is_write_paused
+        has_unread = self._tls is not None and self._tls.has_unread
+        return not (self._closed or self._is_paused or self._is_write_paused or has_unread)
+
+    def suits(self, forward: Forward) -> bool:
+        """Whether it was dialled for this: same tenant and endpoint, and an address that may be private if it is."""
+        tenant, endpoint, address = self.key
+        return (tenant, endpoint) == (forward.caller.tenant, forward.endpoint) and (
+            forward.allow_private or judge(address)
+        )
 
     @property
     def was_used(self) -> bool:
@@ -300,9 +309,11 @@ class Upstreams:
                 done, attempts = await asyncio.wait(
                     attempts, timeout=STAGGER_SECONDS if waiting else None, return_when=asyncio.FIRST_COMPLETED
                 )
-                for attempt in done:
-                    if attempt.exception() is None:
-                        return attempt.result()
+                answered = [attempt.result() for attempt in done if attempt.exception() is None]
+                for late in answered[1:]:
+                    late.close()
+                if answered:
+                    return answered[0]
         finally:
             for attempt in attempts:
                 attempt.cancel()

@@ -96,6 +96,8 @@ class Forward:
     """A request that may go. Empty `swaps`: it goes without a credential."""
 
     caller: Caller
+    proxy_credential: GenuineToken
+    """What proved the caller."""
     endpoint: Endpoint
     allow_private: bool
     target: bytes
@@ -194,7 +196,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         facts.endpoint, facts.target = endpoint, head.target
 
         # (3) Who is asking?
-        _, known = _identify(head, connection, view, now, path_credential=path_credential)
+        proof, known = _identify(head, connection, view, now, path_credential=path_credential)
         facts.caller = caller = known.caller
 
         # (4) What this caller may reach.
@@ -215,7 +217,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             allow_private = _admit_bare(policy, endpoint, head.method, raw_path, now)
             scopes = [scope for route_ in policy.routes for scope in route_.scopes]
             until = _first_end(known.expires_at, scopes)
-            return Forward(caller, endpoint, allow_private, origin_target, head, (), (), _name(route), until)
+            return Forward(caller, proof, endpoint, allow_private, origin_target, head, (), (), _name(route), until)
 
         # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
         swaps: list[Swap] = []
@@ -240,7 +242,16 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         if len(swaps) > 1 and not _are_apart(swaps, bindings):
             _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
         return Forward(
-            caller, endpoint, allow_private, origin_target, head, tuple(swaps), tuple(bindings), _name(route), until
+            caller,
+            proof,
+            endpoint,
+            allow_private,
+            origin_target,
+            head,
+            tuple(swaps),
+            tuple(bindings),
+            _name(route),
+            until,
         )
     except _AskFirst as question:
         return Resolve(question.ask)
