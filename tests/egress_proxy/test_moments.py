@@ -80,8 +80,8 @@ def test_a_secret_never_goes_to_a_connection_that_was_dialled_for_another_destin
 
 @pytest.mark.guards(
     CLIENT,
-    "self._wait(self._head, self._decide(self._head), is_retry=True)",
-    "self._wait(self._head, exchange.forward, is_retry=True)",
+    "meanwhile.\n                decision = self._decide(head)",
+    "meanwhile.\n                decision = decision if is_retry else self._decide(head)",
 )
 def test_a_request_is_not_repeated_after_its_placeholder_was_revoked(world: World, upstream: Upstream) -> None:
     plane = world.control_plane
