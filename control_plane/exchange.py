@@ -1,4 +1,4 @@
-"""The exchange: a session token in, a placeholder out (RFC 8693), and a placeholder's renewal in place.
+"""The exchange: a session token in, a placeholder or a proxy credential out (RFC 8693), and renewal in place.
 
 The whole decision is `_decide`, in numbered steps. Rule: each step either proves something or refuses; whatever is not
 granted looks exactly like what is not there; and both outcomes stand in the audit trail.
@@ -14,6 +14,7 @@ from control_plane.contract.headers import (
     TOKEN_TYPE_DIRECT,
     TOKEN_TYPE_JWT,
     TOKEN_TYPE_PLACEHOLDER,
+    TOKEN_TYPE_PROXY_CREDENTIAL,
     TOKEN_TYPE_SESSION,
 )
 from control_plane.contract.placeholder import ForgedTokenError, GenuineToken, parse
@@ -25,7 +26,7 @@ from control_plane.core.oauth import OAuthErrorCode, OAuthRefusedError, TokenReq
 from control_plane.core.records import Client, ClientKind, Session, Token
 from control_plane.core.session_token import ExpiredSessionTokenError, InvalidSessionTokenError
 from control_plane.core.targeting import Target, choose
-from control_plane.issuance import Issuance, Issued, Mandate
+from control_plane.issuance import Issuance, Issued, IssuedProxyCredential, Mandate
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TenantScope
 from control_plane.revocation import revoke_tokens
@@ -52,7 +53,7 @@ class Exchange:
         self._issuer = issuer
         self._ttl_seconds = placeholder_ttl_seconds
 
-    async def __call__(self, request: TokenRequest, *, client: Client, by: Actor) -> Issued:
+    async def __call__(self, request: TokenRequest, *, client: Client, by: Actor) -> Issued | IssuedProxyCredential:
         """What is issued, or `RefusedError`. Either way the trail has it."""
         attempt = _Attempt(client, by, tenant=client.tenant)
         try:
@@ -61,20 +62,22 @@ class Exchange:
             await self._record_refusal(refused.refusal, attempt)
             raise
 
-    async def _decide(self, request: TokenRequest, attempt: "_Attempt") -> Issued:
+    async def _decide(self, request: TokenRequest, attempt: "_Attempt") -> Issued | IssuedProxyCredential:
         client, by = attempt.client, attempt.by
         # (1) Only a runtime exchanges, and only by this grant type.
         _require_runtime(client)
         if request.grant_type != GRANT_TYPE_TOKEN_EXCHANGE:
             raise OAuthRefusedError(OAuthErrorCode.UNSUPPORTED_GRANT_TYPE, UNSUPPORTED_GRANT_TYPE)
         # (2) The kind of token asked for is one that we issue here, and exactly what was asked is what is issued.
-        _require_placeholder_asked(request)
+        _require_issued_here(request)
         if request.scope is not None:
             raise OAuthRefusedError(OAuthErrorCode.INVALID_SCOPE, INVALID_SCOPE)
         if request.actor_token is not None:
             raise invalid_request("actor_token is not supported here; leave it out")
         if request.subject_token is None:
             raise invalid_request("subject_token is missing")
+        if _wants_proxy_credential(request):
+            return await self._proxy_credential(request, request.subject_token, attempt)
         # (3) A placeholder as subject token means: the same one, for longer.
         if request.subject_token_type == TOKEN_TYPE_PLACEHOLDER:
             return await self._renew(request, request.subject_token, attempt)
@@ -93,6 +96,51 @@ class Exchange:
             await records.audit.append([self._granted("exchange", issued, by)])
         return issued
 
+    async def _proxy_credential(
+        self, request: TokenRequest, subject_token: str, attempt: "_Attempt"
+    ) -> IssuedProxyCredential:
+        client, by = attempt.client, attempt.by
+        # (1) A caller's proof is for nobody's destination: it opens what the tenant allows without a credential.
+        if request.audience is not None or request.resource is not None:
+            raise invalid_request("a proxy credential has no audience and no resource", hint="leave them out")
+        # (2) A proxy credential as subject token means: the same one, for longer.
+        if request.subject_token_type == TOKEN_TYPE_PROXY_CREDENTIAL:
+            return await self._renew_proxy_credential(request, subject_token, attempt)
+        # (3) Otherwise the same proof as for a placeholder: a live session, and this client's to act in.
+        session = await self._proven_session(request, subject_token, client)
+        attempt.is_of(session)
+        async with self._store.write(TenantScope(session.tenant)) as records:
+            mandate = await self._mandate(records, session, request, client)
+            issued = await self._issuance.new_proxy_credential(records, mandate, ttl_seconds=self._ttl_seconds)
+            await records.audit.append([self._token_event("exchange.proxy_credential", issued.token, by)])
+        return issued
+
+    async def _renew_proxy_credential(
+        self, request: TokenRequest, text: str, attempt: "_Attempt"
+    ) -> IssuedProxyCredential:
+        client, by = attempt.client, attempt.by
+        token = await self._own_token(text, Marker.PROXY_CREDENTIAL, client)
+        async with self._store.write(TenantScope(token.tenant)) as records:
+            session = await self._session_to_renew_in(records, token, request, attempt)
+            mandate = _mandate_of(session, client)
+            issued = await self._issuance.renewed_proxy_credential(records, mandate, token, text=text)
+            await records.audit.append([self._token_event("exchange.proxy_credential.renew", token, by)])
+        return issued
+
+    async def _session_to_renew_in(
+        self, records: Records, token: Token, request: TokenRequest, attempt: "_Attempt"
+    ) -> Session:
+        """The token's session, still live; when the token expired does not matter, since laptops sleep."""
+        # What an operator issued without a session has the life that the operator gave it.
+        if token.session is None:
+            raise RefusedError(NOT_RENEWABLE)
+        session = await records.sessions.get(token.session)
+        if session is None or not session.is_live(self._clock()):
+            raise RefusedError(SESSION_OVER)
+        attempt.is_of(session)
+        _require_subject(request, session)
+        return session
+
     async def _renew(self, request: TokenRequest, text: str, attempt: "_Attempt") -> Issued:
         client, by = attempt.client, attempt.by
         # (1) A string that we minted, and that the store knows as this client's.
@@ -102,22 +150,15 @@ class Exchange:
             proxy_token = await self._own_token(request.proxy_credential, Marker.PROXY_CREDENTIAL, client)
             if proxy_token.caller != placeholder.caller:
                 raise RefusedError(UNKNOWN_TOKEN)
-        # (2) What an operator issued without a session has the life that the operator gave it.
-        if placeholder.session is None:
-            raise RefusedError(NOT_RENEWABLE)
         async with self._store.write(TenantScope(placeholder.tenant)) as records:
-            # (3) The session is still live; when the placeholder expired does not matter, since laptops sleep.
-            session = await records.sessions.get(placeholder.session)
-            if session is None or not session.is_live(self._clock()):
-                raise RefusedError(SESSION_OVER)
-            attempt.is_of(session)
-            _require_subject(request, session)
+            # (2) The session is still live.
+            session = await self._session_to_renew_in(records, placeholder, request, attempt)
             mandate = _mandate_of(session, client)
-            # (4) The grant still stands, and an audience, where one is named, still means this credential.
+            # (3) The grant still stands, and an audience, where one is named, still means this credential.
             credential = await self._issuance.still_granted(records, mandate, placeholder)
             if request.audience is not None or request.resource is not None:
                 choose([credential], Target(request.audience, request.resource))
-            # (5) The same strings, for longer: unless one was revoked.
+            # (4) The same strings, for longer: unless one was revoked.
             proxy = (request.proxy_credential, proxy_token) if request.proxy_credential and proxy_token else None
             issued = await self._issuance.renewed(records, mandate, credential, placeholder, text=text, proxy=proxy)
             await records.audit.append([self._granted("exchange.renew", issued, by)])
@@ -254,18 +295,26 @@ def _require_runtime(client: Client) -> None:
         )
 
 
-def _require_placeholder_asked(request: TokenRequest) -> None:
+def _require_issued_here(request: TokenRequest) -> None:
     match request.requested_token_type:
         case None:
             return
-        case asked if asked in (TOKEN_TYPE_PLACEHOLDER, TOKEN_TYPE_ACCESS_TOKEN):
+        case asked if asked in (TOKEN_TYPE_PLACEHOLDER, TOKEN_TYPE_ACCESS_TOKEN, TOKEN_TYPE_PROXY_CREDENTIAL):
             return
         case asked if asked == TOKEN_TYPE_DIRECT:
             raise RefusedError(DIRECT_NOT_ALLOWED)
         case _:
             raise invalid_request(
-                "requested_token_type is none that is issued here", hint=f"leave it out, or {TOKEN_TYPE_PLACEHOLDER}"
+                "requested_token_type is none that is issued here",
+                hint=f"leave it out, or {TOKEN_TYPE_PLACEHOLDER}, or {TOKEN_TYPE_PROXY_CREDENTIAL}",
             )
+
+
+def _wants_proxy_credential(request: TokenRequest) -> bool:
+    """Whether it is about a proxy credential alone: it is asked for, or it is what is to live longer."""
+    if request.requested_token_type is not None:
+        return request.requested_token_type == TOKEN_TYPE_PROXY_CREDENTIAL
+    return request.subject_token_type == TOKEN_TYPE_PROXY_CREDENTIAL
 
 
 def _require_subject(request: TokenRequest, session: Session) -> None:

@@ -45,6 +45,15 @@ class Issued:
     expires_in: int
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class IssuedProxyCredential:
+    """A proxy credential by itself: for reaching what needs no credential. Never logged."""
+
+    text: str
+    token: Token
+    expires_in: int
+
+
 class Issuance:
     def __init__(
         self,
@@ -135,6 +144,24 @@ class Issuance:
             base_url=base_url,
             expires_in=max(0, int(expires_at - now)),
         )
+
+    async def new_proxy_credential(
+        self, records: Records, mandate: Mandate, *, ttl_seconds: int
+    ) -> IssuedProxyCredential:
+        """A fresh proxy credential, recorded by fingerprint."""
+        text, token = await self._record(
+            records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=ttl_seconds
+        )
+        return IssuedProxyCredential(text, token, max(0, int(token.expires_at - token.created_at)))
+
+    async def renewed_proxy_credential(
+        self, records: Records, mandate: Mandate, token: Token, *, text: str
+    ) -> IssuedProxyCredential:
+        """The same string, good for longer. Raises `RefusedError(revoked_placeholder)`."""
+        now = self._clock()
+        expires_at = _expiry(mandate, token.ttl_seconds, now)
+        await self._prolong(records, token, expires_at)
+        return IssuedProxyCredential(text, token, max(0, int(expires_at - now)))
 
     async def _prolong(self, records: Records, token: Token, expires_at: float) -> None:
         if not await records.tokens.prolong(token.sha256, expires_at):

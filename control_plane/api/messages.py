@@ -18,7 +18,7 @@ from control_plane.contract.destination import (
     is_plain_path,
     parse_destination,
 )
-from control_plane.contract.headers import TOKEN_TYPE_PLACEHOLDER
+from control_plane.contract.headers import TOKEN_TYPE_PLACEHOLDER, TOKEN_TYPE_PROXY_CREDENTIAL
 from control_plane.contract.placement import (
     BEARER,
     InvalidPlacementError,
@@ -31,7 +31,7 @@ from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRIN
 from control_plane.core.records import Client, Session, TenantAllowRule
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
-from control_plane.issuance import Issued
+from control_plane.issuance import Issued, IssuedProxyCredential
 from control_plane.placeholders import NamedToken
 
 MAX_ITEMS: Final = 64
@@ -463,6 +463,36 @@ class ExchangeOut(_Outgoing):
             variables=list(credential.variables),
             destinations=[destination.url for destination in credential.destinations],
             id=token.id,
+        )
+
+
+class ProxyCredentialOut(_Outgoing):
+    """RFC 8693 §2.2.1 for a proxy credential by itself. Holds it: for its owner alone."""
+
+    access_token: str
+    issued_token_type: str
+    token_type: Literal["N_A"]
+    expires_in: int
+    scope: str
+    proxy_credential: str
+    subject: str
+    tenant: str
+    session_id: str | None
+    id: str
+
+    @classmethod
+    def of(cls, issued: IssuedProxyCredential) -> "ProxyCredentialOut":
+        return cls(
+            access_token=issued.text,
+            issued_token_type=TOKEN_TYPE_PROXY_CREDENTIAL,
+            token_type="N_A",
+            expires_in=issued.expires_in,
+            scope="",
+            proxy_credential=issued.text,
+            subject=issued.token.subject,
+            tenant=issued.token.tenant,
+            session_id=issued.token.session,
+            id=issued.token.id,
         )
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from control_plane.access import Access
 from control_plane.api.errors import refusal_headers, request_id
-from control_plane.api.messages import ExchangeOut
+from control_plane.api.messages import ExchangeOut, ProxyCredentialOut
 from control_plane.contract.refusal import RefusedError
 from control_plane.core.oauth import (
     PARAMETERS,
@@ -25,6 +25,7 @@ from control_plane.core.oauth import (
 )
 from control_plane.core.records import Client
 from control_plane.exchange import Exchange
+from control_plane.issuance import IssuedProxyCredential
 from control_plane.trail import Actor
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -42,9 +43,9 @@ class OAuthApi:
             "/token",
             self.token,
             methods=["POST"],
-            summary="Exchange a session token for a placeholder, or renew a placeholder in place",
+            summary="Exchange a session token for a placeholder or a proxy credential, or renew one in place",
             openapi_extra=_form_schema(PARAMETERS),
-            responses={200: {"model": ExchangeOut}, **_RESPONSES},
+            responses={200: {"model": ExchangeOut | ProxyCredentialOut}, **_RESPONSES},
         )
         router.add_api_route(
             "/revoke",
@@ -63,6 +64,8 @@ class OAuthApi:
             issued = await self.exchange(read_token_request(pairs), client=client, by=by)
         except RefusedError as refused:
             return oauth_error(refused)
+        if isinstance(issued, IssuedProxyCredential):
+            return JSONResponse(ProxyCredentialOut.of(issued).model_dump())
         return JSONResponse(ExchangeOut.of(issued).model_dump())
 
     async def revoke(self, request: Request) -> Response:

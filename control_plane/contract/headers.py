@@ -17,6 +17,7 @@ TOKEN_TYPE_JWT: Final = "urn:ietf:params:oauth:token-type:jwt"  # RFC 8693 §3
 TOKEN_TYPE_ID_TOKEN: Final = "urn:ietf:params:oauth:token-type:id_token"
 TOKEN_TYPE_ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"
 TOKEN_TYPE_PLACEHOLDER: Final = "urn:coatcheck:token-type:placeholder"
+TOKEN_TYPE_PROXY_CREDENTIAL: Final = "urn:coatcheck:token-type:proxy-credential"
 TOKEN_TYPE_DIRECT: Final = "urn:coatcheck:token-type:direct"
 TOKEN_TYPE_SESSION: Final = "urn:coatcheck:token-type:session"
 

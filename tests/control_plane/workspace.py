@@ -14,6 +14,7 @@ from tests.control_plane.serving import PROXY, ControlPlane
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:token-exchange"
 JWT = "urn:ietf:params:oauth:token-type:jwt"
 PLACEHOLDER = "urn:coatcheck:token-type:placeholder"
+PROXY_CREDENTIAL = "urn:coatcheck:token-type:proxy-credential"
 SESSION = "urn:coatcheck:token-type:session"
 
 HOST = "api.example.com"
