@@ -149,7 +149,7 @@ def test_an_address_is_looked_up_by_nobody() -> None:
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.guards("egress_proxy/upstream.py", "not self._closed and not self._is_paused and", "not self._closed and")
+@pytest.mark.guards("egress_proxy/upstream.py", "(self._closed or self._is_paused or", "(self._closed or")
 @pytest.mark.parametrize(
     ("left", "is_lent_again"), [("idle", True), ("paused", False), ("writing", False), ("closed", False)]
 )
