@@ -95,6 +95,7 @@ class ClientConnection(asyncio.Protocol):
         "_out",
         "_plan",
         "_plan_event",
+        "_raw",
         "_request_id",
         "_since",
         "_stage",
@@ -122,6 +123,8 @@ class ClientConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._head: RequestHead | None = None
+        self._raw = b""
+        """The head of the request under way, as it came."""
         self._plan: Plan | None = None
         self._plan_event: RepeatedEvent | None = None
         self._has_partial_head = False
@@ -361,13 +364,7 @@ class ClientConnection(asyncio.Protocol):
         self._request_id = self.services.request_ids.next()
         self._head = None
         try:
-            self._head = head = parse_request_head(raw)
-            plan = self._plan
-            if plan is not None and plan.fits(head, revision=self.services.view.revision, now=self.services.clock()):
-                decision: Forward | Tunnel | Resolve | Refuse = plan.forward
-            else:
-                self._check_connection(head)
-                decision = self._decide(head)
+            decision = self._decided(raw)
         except RefusedError as refused:
             self._refuse(refused.refusal, close=True)
             return
@@ -384,7 +381,26 @@ class ClientConnection(asyncio.Protocol):
             if context is not None:
                 self._open_tunnel(decision, context)
                 return
-        self._task = self.services.loop.create_task(self._wait(head, decision))
+        self._task = self.services.loop.create_task(self._wait(decision))
+
+    def _decided(self, raw: bytes) -> Forward | Tunnel | Resolve | Refuse:
+        """What is to be done with a head; remembered, where it is the last one again. Raises `RefusedError`."""
+        self._raw = raw
+        plan = self._plan
+        if plan is not None:
+            revision, now = self.services.view.revision, self.services.clock()
+            if plan.is_repeated_by(raw, revision=revision, now=now):
+                self._head = plan.head
+                return plan.forward
+            self._head = head = parse_request_head(raw)
+            if plan.fits(head, revision=revision, now=now):
+                plan.adopt(raw, head)
+                return plan.forward
+            self._plan = None
+        else:
+            self._head = head = parse_request_head(raw)
+        self._check_connection(head)
+        return self._decide(head)
 
     def _check_connection(self, head: RequestHead) -> None:
         """What is wrong with the connection is said in answer to its first request. Raises `RefusedError`."""
@@ -427,13 +443,13 @@ class ClientConnection(asyncio.Protocol):
             forward.caller.tenant, forward.endpoint, allow_private=forward.allow_private
         )
 
-    async def _wait(
-        self, head: RequestHead, decision: Forward | Tunnel | Resolve | Refuse, *, is_retry: bool = False
-    ) -> None:
+    async def _wait(self, decision: Forward | Tunnel | Resolve | Refuse, *, is_retry: bool = False) -> None:
         """The cold path: wait for what is missing, decide again, until the request can begin or is refused."""
         services = self.services
         upstream: UpstreamConnection | None = None
         try:
+            # A head of its own: that of a plan is changed by the next repetition.
+            self._head = head = parse_request_head(self._raw)
             for _ in range(MAX_ROUNDS):
                 match decision:
                     case Resolve(ask=ask):
@@ -484,7 +500,7 @@ class ClientConnection(asyncio.Protocol):
         """What was decided, ready to be carried out; remembered for the connection's next request."""
         if self._plan is None or self._plan.forward is not forward:
             services = self.services
-            self._plan = Plan(head, forward, revision=services.view.revision, now=services.clock())
+            self._plan = Plan(self._raw, head, forward, revision=services.view.revision, now=services.clock())
             self._plan_event = RepeatedEvent(self._event("swap" if forward.swaps else "forward", forward=forward))
         return self._plan
 
@@ -509,7 +525,6 @@ class ClientConnection(asyncio.Protocol):
         exchange = Exchange(
             self,
             self._plan_for(forward, self._head),
-            self._head,
             request_id=self._request_id,
             loop=services.loop,
         )
@@ -598,7 +613,7 @@ class ClientConnection(asyncio.Protocol):
         self._plan = None
         assert self._head is not None
         # Decided anew, like a request that had to wait: what allowed it may have been taken back meanwhile.
-        self._task = self.services.loop.create_task(self._wait(self._head, self._decide(self._head), is_retry=True))
+        self._task = self.services.loop.create_task(self._wait(self._decide(self._head), is_retry=True))
 
     def _forget_exchange(self, exchange: Exchange) -> None:
         services = self.services

@@ -26,7 +26,6 @@ from egress_proxy.core.http1 import (
     ChunkedReader,
     ChunkError,
     Framing,
-    RequestHead,
     ResponseHead,
     UpstreamProtocolError,
     chunk,
@@ -82,11 +81,11 @@ class Exchange:
         self,
         client: "ClientConnection",
         plan: Plan,
-        head: RequestHead,
         *,
         request_id: str,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        head = plan.head
         self._client = client
         self._loop = loop
         self._upstream: UpstreamConnection | None = None
@@ -137,7 +136,7 @@ class Exchange:
         upstream.reader = self
         if client_is_slow:
             self.client_pause_writing()
-        upstream.write(self.plan.render(self.head))
+        upstream.write(self.plan.render())
         if self._may_continue:
             self._continue_timer = self._loop.call_later(CONTINUE_SECONDS, self._continue_ourselves)
 

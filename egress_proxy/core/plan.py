@@ -1,11 +1,11 @@
 """A decision made ready to be carried out, more than once.
 
-Clients repeat themselves on a connection: the same request line and the same special fields, again and again. For equal
-inputs `decide` gives equal answers, so its last answer is kept beside them and used while the view has not changed
-(`revision`), nothing that it rests on has ended (`until`), and for `PLAN_SECONDS` at most. That, and having rendered
-what the proxy itself puts into the head, is most of what a warm request costs (`make bench`).
+Clients repeat themselves on a connection: the same head again and again, or the same but for what decides nothing. For
+equal inputs `decide` gives equal answers, so its last answer is kept beside them and used while the view has not
+changed (`revision`), nothing that it rests on has ended (`until`), and for `PLAN_SECONDS` at most. What the head becomes
+on its way upstream is kept, too. Together that is most of what a warm request costs (`make bench`).
 
-Rule: a plan is one connection's; what it holds of the secret it shows nobody.
+Rule: a plan is one connection's, which has one request at a time; what it holds of the secret it shows nobody.
 """
 
 from typing import Final
@@ -17,12 +17,15 @@ from egress_proxy.core.substitution import dropped_lines, needles, render_closin
 
 PLAN_SECONDS: Final = 0.5
 """By how much a plan may outlive a cached answer; the cache believes its answers for so much less."""
+_MAX_DIGITS: Final = 18
 
 
 class Plan:
-    """`forward` for `head`, and for every head that differs from it in plain fields and Content-Length alone."""
+    """`forward`, for the head it was decided on and for those that differ from it where nothing depends on it."""
 
     __slots__ = (
+        "_after",
+        "_before",
         "_closing",
         "_dropped",
         "_line",
@@ -31,11 +34,14 @@ class Plan:
         "_revision",
         "_special",
         "_until",
+        "_wire_after",
+        "_wire_before",
         "forward",
+        "head",
         "needles",
     )
 
-    def __init__(self, asked: RequestHead, forward: Forward, *, revision: int, now: float) -> None:
+    def __init__(self, raw: bytes, asked: RequestHead, forward: Forward, *, revision: int, now: float) -> None:
         """`asked` is the head that was decided on, as it came; `forward.head` may have lost traces of the proxy."""
         head = forward.head
         self.forward = forward
@@ -51,6 +57,7 @@ class Plan:
         traces = {field.line for field in asked.special if field.line not in kept}
         self._dropped = dropped_lines(head, forward.swaps) | traces
         self._removed = nominated(head.special) | slot_names(forward.swaps)
+        self.adopt(raw, asked)
 
     def __repr__(self) -> str:
         return f"Plan({self.forward!r})"
@@ -64,15 +71,49 @@ class Plan:
             and _decisive(head) == self._special
         )
 
-    def render(self, head: RequestHead) -> bytes:
+    def adopt(self, raw: bytes, head: RequestHead) -> None:
+        """Take a head that fits as the one to be carried out, and to be repeated."""
+        self.head = head
+        """The head of the request under way."""
+        dropped, removed = self._dropped, self._removed
+        lines = [field.line for field in head.fields if field.line not in dropped and field.name not in removed]
+        wire = b"\r\n".join([self._opening, *lines, self._closing])
+        length = next((field for field in head.special if field.name == b"content-length"), None)
+        self._before, self._after = _around(raw, length)
+        self._wire_before, self._wire_after = _around(wire, length)
+
+    def is_repeated_by(self, raw: bytes, *, revision: int, now: float) -> bool:
+        """Whether `raw` is the adopted head but for the number in Content-Length; then `head` becomes that of `raw`."""
+        before, after = self._before, self._after
+        if revision != self._revision or now >= self._until or not raw.startswith(before) or not raw.endswith(after):
+            return False
+        if not after:
+            return len(raw) == len(before)
+        digits = raw[len(before) : len(raw) - len(after)]
+        if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+            return False
+        length = int(digits)
+        if bool(length) != bool(self.head.content_length):
+            return False  # with a body and without one are two kinds of request
+        self.head.content_length = length
+        return True
+
+    def render(self) -> bytes:
         """The head that goes upstream, secret included: write it, and keep it nowhere."""
-        dropped = self._dropped
-        lines = [self._opening]
-        lines += [field.line for field in head.fields if field.line not in dropped and field.name not in self._removed]
-        lines.append(self._closing)
-        return b"\r\n".join(lines)
+        if not self._wire_after:
+            return self._wire_before
+        return b"%b%d%b" % (self._wire_before, self.head.content_length, self._wire_after)
 
 
 def _decisive(head: RequestHead) -> list[Field]:
     """The fields that a decision may depend on. How long the body is changes where nothing goes."""
     return [field for field in head.special if field.name != b"content-length"]
+
+
+def _around(head: bytes, length: Field | None) -> tuple[bytes, bytes]:
+    """The bytes before and after the number in Content-Length; all of them, and none, where there is no such field."""
+    if length is None:
+        return head, b""
+    in_line = length.line.index(length.value, length.line.index(b":"))
+    begin = head.index(b"\r\n" + length.line + b"\r\n") + len(b"\r\n") + in_line
+    return head[:begin], head[begin + len(length.value) :]

@@ -19,7 +19,7 @@ def plan_of(world: World, *lines: str, line: str = "POST /v1 HTTP/1.1") -> Plan:
     raw = head_of(line, *lines)
     decision = ask(raw, tunnel_to(URL, world.proxy_credential(ALICE)), world)
     assert isinstance(decision, Forward)
-    return Plan(parse_request_head(raw), decision, revision=7, now=NOW)
+    return Plan(raw, parse_request_head(raw), decision, revision=7, now=NOW)
 
 
 def fits(plan: Plan, *lines: str, line: str = "POST /v1 HTTP/1.1", revision: int = 7, now: float = NOW) -> bool:
@@ -114,11 +114,58 @@ def test_a_repeated_head_is_rendered_as_if_it_were_decided_anew(plain: list[str]
     assert plan.fits(head, revision=7, now=NOW)
     anew = ask(raw, tunnel_to(URL, world.proxy_credential(ALICE)), world)
     assert isinstance(anew, Forward)
-    rendered = plan.render(head)
-    assert rendered == Plan(head, anew, revision=7, now=NOW).render(head)
+    plan.adopt(raw, head)
+    rendered = plan.render()
+    assert rendered == Plan(raw, head, anew, revision=7, now=NOW).render()
     assert b"X-Mine" not in rendered
     assert f"Content-Length: {length}".encode() in rendered
     assert not has_marker(rendered)
+
+
+def repeated(plan: Plan, raw: bytes, *, revision: int = 7, now: float = NOW) -> bool:
+    return plan.is_repeated_by(raw, revision=revision, now=now)
+
+
+def test_the_same_head_with_another_length_is_repeated(world: World) -> None:
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL)}"
+    plan = plan_of(world, "X-A: 5", bearer, "content-length:5", "X-B: 5")
+
+    assert repeated(plan, head_of("POST /v1 HTTP/1.1", "X-A: 5", bearer, "content-length:1234", "X-B: 5"))
+
+    assert plan.head.content_length == 1234
+    assert b"\r\ncontent-length:1234\r\n" in plan.render()
+    assert plan.render().count(b"1234") == 1
+    assert SECRET.encode() in plan.render()
+
+
+@pytest.mark.guards(PLAN, "        if not digits.isdigit() or len(digits) > _MAX_DIGITS:\n", "        if False:\n")
+def test_any_other_difference_is_no_repetition(world: World) -> None:
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL)}"
+    plan = plan_of(world, bearer, "Content-Length: 5")
+    same = head_of("POST /v1 HTTP/1.1", bearer, "Content-Length: 7")
+    assert repeated(plan, same)
+
+    for at in range(len(same)):
+        if not same[at : at + 1].isdigit() or at < same.index(b"Length"):
+            changed = same[:at] + bytes([same[at] ^ 1]) + same[at + 1 :]
+            assert not repeated(plan, changed), changed
+            assert not repeated(plan, same[:at] + same[at + 1 :])
+    for length in ("", "-1", "+5", "5 ", "0x5", "5\r\nX: 1", "5, 5", "1" * 19, "\u0665", "0"):
+        assert not repeated(
+            plan, head_of("POST /v1 HTTP/1.1", bearer, f"Content-Length: {length}".encode().decode("latin-1"))
+        )
+    assert not repeated(plan, same, revision=8)
+    assert not repeated(plan, same, now=NOW + PLAN_SECONDS)
+
+
+def test_a_head_without_a_length_is_repeated_by_itself_alone(world: World) -> None:
+    bearer = f"Authorization: Bearer {world.credential(ALICE, URL)}"
+    plan = plan_of(world, bearer, line="GET /v1 HTTP/1.1")
+    same = head_of("GET /v1 HTTP/1.1", bearer)
+
+    assert repeated(plan, same)
+    assert not repeated(plan, same + same)
+    assert not repeated(plan, same[:-2] + b"X: 1\r\n\r\n")
 
 
 def test_a_plan_does_not_show_the_secret(world: World) -> None:

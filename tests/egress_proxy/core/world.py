@@ -125,7 +125,9 @@ def ask(raw: bytes, connection: Connection, world: World, now: float = NOW) -> F
 def sent(decision: Forward | Resolve | Refuse) -> bytes:
     """The head that goes upstream."""
     assert isinstance(decision, Forward), decision
-    return Plan(decision.head, decision, revision=0, now=NOW).render(decision.head)
+    head = decision.head
+    raw = b"\r\n".join([head.line, *(field.line for field in head.fields), b"", b""])
+    return Plan(raw, head, decision, revision=0, now=NOW).render()
 
 
 def code(decision: object) -> str:
