@@ -176,6 +176,9 @@ def _sandbox(choice: SandboxChoice, state: StateFolder, run_folder: Path) -> San
         return None
     found = sandbox_for(Path.cwd(), state_folder=state.home, run_folder=run_folder)
     if isinstance(found, Sandbox):
+        later = found.what_may_be_run_later()
+        if later:
+            say(f"{later}: better run in the folder of one project")
         return found
     if choice is SandboxChoice.REQUIRE:
         raise CommandError(

@@ -53,6 +53,7 @@ from control_plane.registry import Registry
 from control_plane.resolution import Resolution
 from control_plane.sessions import Sessions
 from control_plane.trail import Actor, Trail
+from control_plane.upkeep import Upkeep
 
 _DEFAULT_PORT: Final = 8470
 _SHUTDOWN_SECONDS: Final = 5
@@ -79,7 +80,10 @@ async def running(
         database, wake = open_database(_database_url(settings)), LocalWake()
         try:
             app = await _assembled(settings, database, wake, url, clock=clock, entropy=entropy)
-            async with _serving(_uvicorn_config(app, settings), listener, wake):
+            async with (
+                _upkept(Upkeep(SqlStore(database, wake), clock=clock)),
+                _serving(_uvicorn_config(app, settings), listener, wake),
+            ):
                 yield RunningControlPlane(url)
         finally:
             await database.close()
@@ -173,6 +177,16 @@ async def _assembled(
     return build_app(
         routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))
     )
+
+
+@asynccontextmanager
+async def _upkept(upkeep: Upkeep) -> AsyncIterator[None]:
+    task = asyncio.create_task(upkeep.run(), name="upkeep")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from control_plane.core.reach import Reach, widened_fields
 from control_plane.core.records import Change, ChangeKind, Credential, CredentialVersion, VersionState
 from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
 from control_plane.ports import Clock, Entropy, Records, Store, TakenError, TenantScope
-from control_plane.revocation import revoke_tokens
 from control_plane.trail import Actor, Trail
 
 
@@ -105,7 +104,7 @@ class CredentialKeeper:
             await records.credentials.replace(new)
             # (4) What was bound to the old reach is not bound to the new one.
             if _reach(new) != _reach(old):
-                await revoke_tokens(records, await records.tokens.unrevoked_of_credential(new.id), at=self._clock())
+                await records.tokens.revoke_of_credential(new.id, self._clock())
             await self._published(records, "credential.change", new, by, revoked=_reach(new) != _reach(old))
             return await self._described(records, new)
 
@@ -125,7 +124,7 @@ class CredentialKeeper:
         """Its envelopes, grants and placeholders go with it. Raises `RefusedError(credential_not_found)`."""
         async with self._store.write(TenantScope(tenant)) as records:
             credential = await _named(records, name)
-            await revoke_tokens(records, await records.tokens.unrevoked_of_credential(credential.id), at=self._clock())
+            await records.tokens.revoke_of_credential(credential.id, self._clock())
             await records.credentials.remove(credential.id)
             await self._published(records, "credential.delete", credential, by, revoked=True)
 

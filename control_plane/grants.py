@@ -10,10 +10,9 @@ from typing import Final
 from control_plane.contract.caller import ClientId, GrantId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
-from control_plane.core.records import Change, ChangeKind, Grant, TenantAllowRule, Token, TokenKind
+from control_plane.core.records import Change, ChangeKind, Grant, TenantAllowRule, Token
 from control_plane.credentials import CREDENTIAL_NOT_FOUND, invalid_field, require_tenant
 from control_plane.ports import Clock, Entropy, Records, Store, TenantScope
-from control_plane.revocation import revoke_tokens
 from control_plane.trail import Actor, Trail
 
 
@@ -92,7 +91,8 @@ class GrantKeeper:
             if grant is None:
                 raise RefusedError(GRANT_NOT_FOUND)
             await records.grants.remove(grant_id)
-            await revoke_tokens(records, await _no_longer_granted(records, grant), at=self._clock())
+            # What a proxy holds for them it holds by this grant, whose one event says it.
+            await records.tokens.revoke(await _no_longer_granted(records, grant, self._clock()), self._clock())
             credential = await records.credentials.get(grant.credential_id)
             await self._published(records, "grant.remove", grant, credential.name if credential else "", by)
 
@@ -168,18 +168,14 @@ class AllowRuleKeeper:
         await records.audit.append([event])
 
 
-async def _no_longer_granted(records: Records, gone: Grant) -> list[Token]:
+async def _no_longer_granted(records: Records, gone: Grant, now: float) -> list[Token]:
     """The placeholders that stood on this grant alone."""
     left = await records.grants.of_credential(gone.credential_id)
-    orphans = []
-    for token in await records.tokens.unrevoked_of_credential(gone.credential_id):
-        session = await records.sessions.get(token.session) if token.session is not None else None
-        roles = session.roles if session else ()
-        if token.kind is TokenKind.PLACEHOLDER and not any(
-            grant.applies_to(subject=token.subject, roles=roles, client=token.client) for grant in left
-        ):
-            orphans.append(token)
-    return orphans
+    return [
+        token
+        for token, roles in await records.tokens.usable_of_credential(gone.credential_id, now)
+        if not any(grant.applies_to(subject=token.subject, roles=roles, client=token.client) for grant in left)
+    ]
 
 
 GRANT_NOT_FOUND: Final = Refusal(

@@ -43,13 +43,20 @@ class PlaceholderKeeper:
         self._trail = trail
         self._clock = clock
 
-    async def list(self, tenant: TenantId, kind: TokenKind) -> Sequence[NamedToken]:
+    async def list(
+        self, tenant: TenantId, kind: TokenKind, *, before: PlaceholderId | None, limit: int
+    ) -> Sequence[NamedToken]:
+        """Newest first. Raises `RefusedError` (`not_found`, `invalid_field`)."""
         async with self._store.read(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
             names: dict[CredentialId | None, str] = {
                 credential.id: credential.name for credential in await records.credentials.list()
             }
-            return [NamedToken(token, names.get(token.credential_id)) for token in await records.tokens.list(kind)]
+            last_seen = await records.tokens.get(before) if before is not None else None
+            if before is not None and last_seen is None:
+                raise invalid_field("before", "there is no such placeholder, or no longer; begin anew")
+            tokens = await records.tokens.list(kind, before=last_seen, limit=limit)
+            return [NamedToken(token, names.get(token.credential_id)) for token in tokens]
 
     async def issue(self, tenant: TenantId, new: NewPlaceholder, *, by: Actor) -> Issued:
         """Raises `RefusedError` (`not_found`, `invalid_field`, `credential_not_found`, `credential_ambiguous`)."""

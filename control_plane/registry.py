@@ -21,6 +21,7 @@ from control_plane.core.records import (
     Client,
     ClientKind,
     ClientSource,
+    Session,
     Tenant,
 )
 from control_plane.credentials import TENANT_NOT_FOUND, invalid_field, require_tenant
@@ -34,7 +35,7 @@ from control_plane.ports import (
     TakenError,
     TenantScope,
 )
-from control_plane.revocation import revoke_tokens
+from control_plane.revocation import end_sessions, revoke_tokens
 from control_plane.trail import Actor, Trail
 
 _CLIENT_SECRET_CHARACTERS: Final = 43  # 256 bits of base62
@@ -129,16 +130,28 @@ class Registry:
         elif _facts(present) != _facts(client):
             if present.tenant != client.tenant or present.kind is not client.kind:
                 # Another tenant's or kind's client under the old name: what the old one held is not the new one's.
-                tokens = await records.tokens.unrevoked_of_client(client.id)
-                await revoke_tokens(records, tokens, at=self._clock())
+                await self._dispossessed(records, client, by)
             await records.clients.replace(client)
             await records.audit.append([self._client_event("client.change", client, by)])
 
     async def _removed(self, records: Records, client: Client, by: Actor) -> None:
-        tokens = await records.tokens.unrevoked_of_client(client.id)
-        await revoke_tokens(records, tokens, at=self._clock())
+        await self._dispossessed(records, client, by)
         await records.clients.remove(client.id)
         await records.audit.append([self._client_event("client.delete", client, by)])
+
+    async def _dispossessed(self, records: Records, client: Client, by: Actor) -> None:
+        """Nothing that a client held is the next one's of its name: neither its tokens nor its sessions."""
+        now = self._clock()
+        sessions = await records.sessions.live_of_runtime(client.id, now)
+        await end_sessions(records, sessions, at=now)
+        await revoke_tokens(records, await records.tokens.usable_without_session(client.id, now), at=now)
+        await records.tokens.revoke_of_client(client.id, now)
+        await records.audit.append([self._session_event(session, by) for session in sessions])
+
+    def _session_event(self, session: Session, by: Actor) -> AuditEvent:
+        return self._trail.event(
+            "session.end", by=by, tenant=session.tenant, subject=session.subject, session=session.id
+        )
 
     async def _ensured(self, records: Records, tenant: TenantId, by: Actor) -> Tenant:
         present = await records.tenants.get(tenant)

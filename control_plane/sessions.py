@@ -4,7 +4,7 @@ Rule: the store owns a session's existence, owner and end. A token only says whi
 here. Whoever may not see a session hears that there is none.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from control_plane.access import FORBIDDEN
@@ -14,8 +14,6 @@ from control_plane.contract.wire import AuditEvent
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.core.records import (
     SUBJECT_ASSERT,
-    Change,
-    ChangeKind,
     Client,
     ClientKind,
     Session,
@@ -23,7 +21,7 @@ from control_plane.core.records import (
 from control_plane.core.session_token import LIFETIME_SECONDS, SessionClaims
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, Records, Store, TenantScope
-from control_plane.revocation import revoke_tokens
+from control_plane.revocation import end_sessions
 from control_plane.trail import Actor, Trail
 
 SESSION_NOT_FOUND: Final = Refusal(
@@ -136,12 +134,7 @@ class Sessions:
             current = await records.sessions.get(session.id)
             if current is None or current.ended_at is not None:
                 return
-            now = self._clock()
-            await records.sessions.replace(replace(current, ended_at=now))
-            tokens = await records.tokens.unrevoked_of_session(session.id)
-            await records.outbox.append([Change(ChangeKind.SESSION, session.tenant, session.id, revoked=True)], now)
-            await revoke_tokens(records, tokens, at=now)
-            await records.rules.remove_of_session(session.id)
+            await end_sessions(records, [current], at=self._clock())
             await records.audit.append([self._event("session.end", current, by)])
 
     def _event(self, action: str, session: Session, by: Actor) -> AuditEvent:

@@ -49,6 +49,7 @@ NamePath = Annotated[str, Path(pattern=CREDENTIAL_NAME)]
 ClientPath = Annotated[str, Path(pattern=CLIENT_ID)]
 IdPath = Annotated[str, Path(pattern=OBJECT_ID)]
 AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
+BeforeQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
 RequestIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # a proxy's ids have a hyphen
 
@@ -238,9 +239,15 @@ class AdminApi:
     # --- placeholders
 
     async def list_placeholders(
-        self, tenant: TenantPath, kind: TokenKind = TokenKind.PLACEHOLDER
+        self,
+        tenant: TenantPath,
+        kind: TokenKind = TokenKind.PLACEHOLDER,
+        before: BeforeQuery = None,
+        limit: LimitQuery = 1000,
     ) -> Items[PlaceholderOut]:
-        found = await self.placeholders.list(TenantId(tenant), kind)
+        """Newest first; the next page is before the id last seen."""
+        last_seen = PlaceholderId(before) if before is not None else None
+        found = await self.placeholders.list(TenantId(tenant), kind, before=last_seen, limit=limit)
         return Items(items=[PlaceholderOut.of(named) for named in found])
 
     async def issue_placeholder(self, request: Request, tenant: TenantPath, body: PlaceholderIn) -> ExchangeOut:

@@ -38,7 +38,7 @@ def running(machine: Machine, *arguments: str, **variables: str) -> Iterator["su
     """`coatcheck run …` while it runs. Killed at the end, if the test has not ended it."""
     process = subprocess.Popen(
         [str(COMMAND), "--home", str(machine.stack.home), "run", *arguments],
-        env=clean_environment(HOME=str(machine.stack.user_home), **variables), cwd=machine.stack.user_home,
+        env=clean_environment(HOME=str(machine.stack.user_home), **variables), cwd=machine.stack.project,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -16,7 +17,10 @@ from pathlib import Path
 
 import pytest
 
+import coatcheck
+from coatcheck.sandbox import sandbox_for
 from tests.coatcheck.conftest import Machine
+from tests.coatcheck.waiting import wait_until
 from tests.support.local_stack import has_working_bubblewrap
 from tests.support.processes import COMMAND, clean_environment
 
@@ -27,7 +31,7 @@ def inside(machine: Machine, script: str, *, cwd: Path | None = None, **variable
     """What a shell script prints inside, errors included."""
     done = subprocess.run(
         [str(COMMAND), "--home", str(machine.stack.home), "run", "--sandbox", "require", "--", "sh", "-c", script],
-        env=clean_environment(HOME=str(machine.stack.user_home), **variables), cwd=cwd or machine.stack.user_home,
+        env=clean_environment(**{"HOME": str(machine.stack.user_home), **variables}), cwd=cwd or machine.stack.project,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.stdout
@@ -119,6 +123,145 @@ def test_a_program_that_expects_the_default_for_broken_pipes_gets_it(machine: Ma
     assert ignored & 1 << signal.SIGPIPE - 1 == 0
 
 
+# --- what is ours is out of reach, by every path ----------------------------------------------------------------------
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", "        for place in read_only:", "        for place in ():")
+def test_our_own_code_is_read_only_where_the_current_folder_holds_it(machine: Machine) -> None:
+    package = Path(coatcheck.__file__).parent
+    checked = [package / "cli.py", Path(sys.prefix) / "pyvenv.cfg", Path(sys.executable).parent / "coatcheck"]
+    script = "; ".join(f"test -e {file} && echo there; test -w {file} && echo could write" for file in checked)
+
+    seen = inside(machine, f"{script}; test -w {package.parent} && echo works", cwd=package.parent)
+
+    assert seen.split("\n")[:-1] == ["there", "there", "there", "works"]
+
+
+def test_a_current_folder_that_is_our_own_code_is_read_only_as_a_whole(machine: Machine) -> None:
+    seen = inside(machine, "test -w . || echo read-only", cwd=Path(coatcheck.__file__).parent)
+
+    assert "read-only" in seen
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", "    hidden = state_folders[1:]", "    hidden: list[Path] = []")
+@pytest.mark.parametrize("named_by", ["HOME", "COATCHECK_HOME"])
+def test_another_state_folder_is_hidden_too(machine: Machine, tmp_path: Path, named_by: str) -> None:
+    other = tmp_path / ".coatcheck"
+    other.mkdir(mode=0o700)
+    (other / "admin-token").write_text("token-of-another-stack\n")
+    named = str(tmp_path if named_by == "HOME" else other)
+
+    seen = inside(machine, f"cat {other}/admin-token; echo looked", cwd=tmp_path, **{named_by: named})
+
+    assert "token-of-another-stack" not in seen
+    assert "looked" in seen
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", "*sorted(on_the_way)]:", "]:")
+def test_what_leads_to_a_state_folder_cannot_be_moved_away(machine: Machine, tmp_path: Path) -> None:
+    parent = tmp_path / "settings"
+    other = parent / "coatcheck"
+    other.mkdir(parents=True, mode=0o700)
+    (other / "admin-token").write_text("token-of-another-stack\n")
+
+    seen = inside(
+        machine,
+        f"touch {parent}/x && echo may write; mv {parent} {parent}.away && echo moved",
+        cwd=tmp_path,
+        COATCHECK_HOME=str(other),
+    )
+
+    assert "may write" in seen
+    assert "moved" not in seen
+    assert parent.exists()
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", "arguments += _hiding(hidden)", "pass")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_state_folder_is_hidden_at_every_mount_that_leads_to_it(machine: Machine, tmp_path: Path) -> None:
+    alias = tmp_path / "alias"
+    alias.mkdir()
+    if subprocess.run(["mount", "--bind", str(machine.stack.home.parent), str(alias)], check=False).returncode:
+        pytest.skip("bind mounts are not allowed here")
+    try:
+        seen = inside(machine, f"ls -A {alias}/{machine.stack.home.name} && echo looked", cwd=tmp_path)
+    finally:
+        subprocess.run(["umount", str(alias)], check=True)
+
+    assert "admin-token" not in seen
+    assert "looked" in seen
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", "        if ways is None:", "        if False:")
+def test_where_the_mount_table_does_not_explain_the_state_folder_there_is_no_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coatcheck.mounts._TABLE", tmp_path / "no-table")
+    (tmp_path / "here").mkdir()
+
+    found = sandbox_for(tmp_path / "here", state_folder=tmp_path / "state", run_folder=tmp_path)
+
+    assert isinstance(found, str)
+    assert "mount table" in found
+
+
+@pytest.mark.guards("coatcheck/sandbox.py", 'arguments += ["--perms", "0755", "--tmpfs", str(folder)]', "pass")
+@pytest.mark.needs("curl")
+def test_a_socket_that_listens_again_while_the_program_runs_leads_nowhere(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "service"
+    folder.mkdir()
+    place, ready, again = folder / "engine.sock", tmp_path / "ready", tmp_path / "again"
+    script = (
+        f"touch {ready}; while [ ! -e {again} ]; do sleep 0.02; done; ls {folder}; "
+        f"curl -sS -m 2 --unix-socket {place} http://x/; echo status $?"
+    )
+    first = listening(place)
+    with subprocess.Popen(
+        [str(COMMAND), "--home", str(machine.stack.home), "run", "--sandbox", "require", "--", "sh", "-c", script],
+        env=clean_environment(HOME=str(machine.stack.user_home)), cwd=tmp_path, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as run:  # fmt: skip
+        wait_until(30, ready.exists)
+        first.close()
+        place.unlink()
+        with listening(place):
+            again.touch()
+            seen, _ = run.communicate(timeout=60)
+
+    assert "engine.sock" not in seen.splitlines()
+    assert "status 7" in seen, "curl cannot connect"
+
+
+def test_a_folder_that_the_program_works_on_is_never_covered_for_a_socket_in_it(
+    machine: Machine, tmp_path: Path
+) -> None:
+    repository = tmp_path / ".git"
+    repository.mkdir()
+    (repository / "HEAD").touch()
+    with listening(repository / "monitor.sock"):
+        seen = inside(machine, f"ls {repository}; stat -c %F {repository}/monitor.sock", cwd=tmp_path)
+
+    assert "HEAD" in seen
+    assert "character special file" in seen
+
+
+def test_a_current_folder_that_the_shell_reads_is_told_of(machine: Machine) -> None:
+    told = inside(machine, "true", cwd=machine.stack.user_home)
+    quiet = inside(machine, "true")
+    beside = inside(machine, "true", cwd=machine.stack.home.parent, HOME="/nonexistent")
+
+    assert "what your shell runs" in told
+    assert quiet == ""
+    assert "holds the state folder" in beside
+
+
+def listening(place: Path) -> socket.socket:
+    opened = socket.socket(socket.AF_UNIX)
+    opened.bind(str(place))
+    opened.listen()
+    return opened
+
+
 _PTY_MAJOR = 136  # Unix98 pseudo-terminals
 _TIOCGPTN = 0x80045430  # asks a pseudo-terminal for its number (ioctl_tty(2)); Python does not name it
 
@@ -132,7 +275,7 @@ class Terminal:
     def __init__(self, machine: Machine, *command: str, sandbox: str = "require") -> None:
         self._pid, self.fd = pty.fork()
         if self._pid == 0:
-            os.chdir(machine.stack.user_home)
+            os.chdir(machine.stack.project)
             arguments = ["coatcheck", "--home", str(machine.stack.home), "run", "--sandbox", sandbox, "--", *command]
             os.execve(COMMAND, arguments, clean_environment(HOME=str(machine.stack.user_home), TERM="dumb"))
         self.resize(24, 80)

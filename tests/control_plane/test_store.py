@@ -332,9 +332,9 @@ async def test_a_tenants_scope_sees_nothing_of_another(store: SqlStore) -> None:
         assert await records.sessions.get(session().id) is None
         assert await records.tokens.get(token().id) is None
         assert await records.tokens.by_fingerprint(token().sha256) is None
-        assert await records.tokens.unrevoked_of_credential(credential().id) == []
-        assert await records.tokens.unrevoked_of_session(session().id) == []
-        assert await records.tokens.unrevoked_of_client(client().id) == []
+        assert await records.tokens.usable_of_credential(credential().id, 0.0) == []
+        assert await records.tokens.usable_without_session(client().id, 0.0) == []
+        assert await records.sessions.live_of_runtime(client().id, 0.0) == []
         assert await records.hot.token_facts(token().sha256) is None
         assert await records.hot.granted(subject=ALICE, roles=(), client=client().id, tenant=ACME) == []
         assert {change.change.tenant for change in await records.outbox.after(0, 10)} == {EVIL}
@@ -354,10 +354,17 @@ async def test_a_tenants_scope_changes_nothing_of_another(store: SqlStore) -> No
 
     async with store.write(TenantScope(EVIL)) as records:
         await records.tokens.revoke([token()], 5.5)
+        await records.tokens.revoke_of_credential(credential().id, 5.5)
+        await records.tokens.revoke_of_sessions([session()], 5.5)
+        await records.tokens.revoke_of_client(client().id, 5.5)
+        await records.sessions.end([session()], 5.5)
+        assert await records.tokens.purge(dead_before=9e9, limit=10) == 0
+        assert await records.sessions.purge(over_before=9e9, limit=10) == 0
+        assert await records.outbox.purge(before=9e9, keep=0, limit=10) == 0
         assert not await records.tokens.prolong(token().sha256, 9e9)
         await records.grants.remove(grant().id)
         await records.rules.remove(rule().id)
-        await records.rules.remove_of_session(session().id)
+        await records.rules.remove_of_sessions([session()])
         await records.credentials.remove(credential().id)
         assert not await records.clients.remove(client().id)
         assert not await records.tenants.remove(ACME)
@@ -506,7 +513,7 @@ async def test_a_token_is_revoked_once(store: SqlStore) -> None:
 
     async with store.read(TenantScope(ACME)) as records:
         assert await records.tokens.get(token().id) == token(revoked_at=5.5)
-        assert await records.tokens.unrevoked_of_session(session().id) == []
+        assert await records.tokens.usable_of_credential(credential().id, 0.0) == []
 
 
 async def test_an_audit_event_is_stored_once(store: SqlStore) -> None:

@@ -16,12 +16,16 @@ ANY_PORTS: Final = [part for name in ("control-plane", "proxy", "reverse", "admi
 
 
 class LocalStack:
-    """`with LocalStack(folder, …) as stack:` is up inside, and down after. `user_home` is what HOME names."""
+    """`with LocalStack(folder, …) as stack:` is up inside, and down after. `user_home` is what HOME names.
+
+    Commands are typed in `project`, a folder below it.
+    """
 
     def __init__(self, folder: Path, *, upstream_ca: Path, settings: Mapping[str, str] | None = None) -> None:
         self.home = folder / "state"
         self.user_home = folder / "user"
-        self.user_home.mkdir(parents=True, exist_ok=True)
+        self.project = self.user_home / "project"
+        self.project.mkdir(parents=True, exist_ok=True)
         self._upstream_ca = upstream_ca
         self._settings = dict(settings or {})
 
@@ -40,7 +44,7 @@ class LocalStack:
         """Run one command. Raises `AssertionError` with its words when it ends with another status."""
         done = subprocess.run(
             self._command(*arguments), env=self._environment(**variables), input=given, capture_output=True, text=True,
-            timeout=COMMAND_SECONDS, cwd=self.user_home, check=False,
+            timeout=COMMAND_SECONDS, cwd=self.project, check=False,
         )  # fmt: skip
         assert done.returncode == status, f"{arguments[:2]} exited {done.returncode}: {done.stdout}{done.stderr}"
         return done

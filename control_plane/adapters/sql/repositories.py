@@ -14,6 +14,8 @@ from sqlalchemy import (
     Executable,
     Select,
     Table,
+    and_,
+    bindparam,
     delete,
     exists,
     func,
@@ -21,6 +23,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
@@ -146,6 +149,12 @@ class Transaction:
         except IntegrityError as error:
             raise TakenError from error
         return int(result.rowcount)
+
+    async def change_each(self, statement: Any, parameters: Sequence[dict[str, Any]]) -> None:
+        """The statement once for each set of parameters. Without any it is not run at all."""
+        self._require_writing()
+        if parameters:
+            await self._connection.execute(statement, list(parameters))
 
     def insert_once(self, table: Table, *, by: str) -> Any:
         """An insert that leaves out rows whose `by` is already there."""
@@ -332,8 +341,9 @@ class SqlAllowRules:
     async def remove(self, rule: str) -> None:
         await self._tx.change(delete(RULES).where(RULES.c.id == rule, self._tx.mine(RULES.c.tenant)))
 
-    async def remove_of_session(self, session: SessionId) -> int:
-        return await self._tx.change(delete(RULES).where(RULES.c.session == session, self._tx.mine(RULES.c.tenant)))
+    async def remove_of_sessions(self, sessions: Sequence[Session]) -> None:
+        where = (RULES.c.session == bindparam("of_session"), self._tx.mine(RULES.c.tenant))
+        await self._tx.change_each(delete(RULES).where(*where), [{"of_session": session.id} for session in sessions])
 
 
 class SqlSessions:
@@ -355,6 +365,30 @@ class SqlSessions:
         self._tx.require_mine(session.tenant)
         await self._tx.change(update(SESSIONS).where(*self._where(session.id)).values(to_columns(session)))
 
+    async def live_of_runtime(self, runtime: ClientId, now: float) -> Sequence[Session]:
+        where = (SESSIONS.c.runtime == runtime, _is_live(now), self._tx.mine(SESSIONS.c.tenant))
+        return to_records(Session, await self._tx.rows(select(SESSIONS).where(*where).order_by(SESSIONS.c.id)))
+
+    async def end(self, sessions: Sequence[Session], at: float) -> None:
+        where = (
+            SESSIONS.c.id == bindparam("of_session"),
+            SESSIONS.c.ended_at.is_(None),
+            self._tx.mine(SESSIONS.c.tenant),
+        )
+        await self._tx.change_each(
+            update(SESSIONS).where(*where).values(ended_at=at), [{"of_session": session.id} for session in sessions]
+        )
+
+    async def purge(self, *, over_before: float, limit: int) -> int:
+        over = or_(SESSIONS.c.ended_at < over_before, SESSIONS.c.not_after < over_before)
+        some = select(SESSIONS.c.id).where(over, self._tx.mine(SESSIONS.c.tenant)).limit(limit)
+        return await self._tx.change(delete(SESSIONS).where(SESSIONS.c.id.in_(some)))
+
+
+def _is_live(now: float) -> ColumnElement[bool]:
+    """`Session.is_live`, in SQL."""
+    return and_(SESSIONS.c.ended_at.is_(None), SESSIONS.c.not_after > now)
+
 
 class SqlTokens:
     def __init__(self, tx: Transaction) -> None:
@@ -374,30 +408,71 @@ class SqlTokens:
         row = await self._tx.row(select(TOKENS).where(condition, self._tx.mine(TOKENS.c.tenant)))
         return to_record(Token, row) if row else None
 
-    async def list(self, kind: TokenKind) -> Sequence[Token]:
-        return await self._many(TOKENS.c.kind == kind.value)
+    async def list(self, kind: TokenKind, *, before: Token | None = None, limit: int = 1000) -> Sequence[Token]:
+        statement = select(TOKENS).where(TOKENS.c.kind == kind.value, self._tx.mine(TOKENS.c.tenant))
+        if before is not None:
+            place = tuple_(TOKENS.c.created_at, TOKENS.c.id)
+            statement = statement.where(place < tuple_(before.created_at, before.id))
+        newest_first = statement.order_by(TOKENS.c.created_at.desc(), TOKENS.c.id.desc()).limit(limit)
+        return to_records(Token, await self._tx.rows(newest_first))
 
-    async def unrevoked_of_credential(self, credential: CredentialId) -> Sequence[Token]:
-        return await self._many(TOKENS.c.credential_id == credential, TOKENS.c.revoked_at.is_(None))
+    async def usable_of_credential(
+        self, credential: CredentialId, now: float
+    ) -> Sequence[tuple[Token, tuple[str, ...]]]:
+        statement = (
+            select(TOKENS, SESSIONS.c.roles.label("session_roles"))
+            .select_from(TOKENS.outerjoin(SESSIONS, SESSIONS.c.id == TOKENS.c.session))
+            .where(
+                TOKENS.c.credential_id == credential,
+                TOKENS.c.revoked_at.is_(None),
+                or_(TOKENS.c.expires_at > now, _is_live(now)),
+                self._tx.mine(TOKENS.c.tenant),
+            )
+        )
+        return [(to_record(Token, row), tuple(row["session_roles"] or ())) for row in await self._tx.rows(statement)]
 
-    async def unrevoked_of_session(self, session: SessionId) -> Sequence[Token]:
-        return await self._many(TOKENS.c.session == session, TOKENS.c.revoked_at.is_(None))
-
-    async def unrevoked_of_client(self, client: ClientId) -> Sequence[Token]:
-        return await self._many(TOKENS.c.client == client, TOKENS.c.revoked_at.is_(None))
-
-    async def _many(self, *conditions: ColumnElement[bool]) -> Sequence[Token]:
-        statement = select(TOKENS).where(*conditions, self._tx.mine(TOKENS.c.tenant))
-        return to_records(Token, await self._tx.rows(statement.order_by(TOKENS.c.created_at, TOKENS.c.id)))
+    async def usable_without_session(self, client: ClientId, now: float) -> Sequence[Token]:
+        statement = select(TOKENS).where(
+            TOKENS.c.client == client,
+            TOKENS.c.session.is_(None),
+            TOKENS.c.revoked_at.is_(None),
+            TOKENS.c.expires_at > now,
+            self._tx.mine(TOKENS.c.tenant),
+        )
+        return to_records(Token, await self._tx.rows(statement))
 
     async def prolong(self, sha256: str, expires_at: float) -> bool:
         where = (TOKENS.c.sha256 == sha256, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
         return await self._tx.change(update(TOKENS).where(*where).values(expires_at=expires_at)) == 1
 
     async def revoke(self, tokens: Sequence[Token], at: float) -> None:
-        for token in tokens:
-            where = (TOKENS.c.sha256 == token.sha256, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
-            await self._tx.change(update(TOKENS).where(*where).values(revoked_at=at))
+        statement = self._revocation(TOKENS.c.sha256 == bindparam("of_sha256"), at)
+        await self._tx.change_each(statement, [{"of_sha256": token.sha256} for token in tokens])
+
+    async def revoke_of_credential(self, credential: CredentialId, at: float) -> None:
+        await self._tx.change(self._revocation(TOKENS.c.credential_id == credential, at))
+
+    async def revoke_of_sessions(self, sessions: Sequence[Session], at: float) -> None:
+        # With the tenant, since the index begins with it.
+        of_session = and_(TOKENS.c.tenant == bindparam("of_tenant"), TOKENS.c.session == bindparam("of_session"))
+        await self._tx.change_each(
+            self._revocation(of_session, at),
+            [{"of_tenant": session.tenant, "of_session": session.id} for session in sessions],
+        )
+
+    async def revoke_of_client(self, client: ClientId, at: float) -> None:
+        await self._tx.change(self._revocation(TOKENS.c.client == client, at))
+
+    def _revocation(self, condition: ColumnElement[bool], at: float) -> Any:
+        where = (condition, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
+        return update(TOKENS).where(*where).values(revoked_at=at)
+
+    async def purge(self, *, dead_before: float, limit: int) -> int:
+        # A live session's token can be renewed however long ago it expired, and says that it was revoked for as long.
+        session_lives = exists(select(SESSIONS.c.id).where(SESSIONS.c.id == TOKENS.c.session, _is_live(dead_before)))
+        dead = and_(TOKENS.c.expires_at < dead_before, ~session_lives)
+        some = select(TOKENS.c.sha256).where(dead, self._tx.mine(TOKENS.c.tenant)).limit(limit)
+        return await self._tx.change(delete(TOKENS).where(TOKENS.c.sha256.in_(some)))
 
 
 class SqlOwnKeys:
@@ -453,6 +528,13 @@ class SqlOutbox:
         row = await self._tx.row(select(META.c.value, newest.label("sequence")).where(META.c.name == "epoch"))
         assert row is not None, "the migrations write the epoch"
         return Position(epoch=row["value"], sequence=row["sequence"])
+
+    async def purge(self, *, before: float, keep: int, limit: int) -> int:
+        newest = select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery()
+        old = (OUTBOX.c.at < before, OUTBOX.c.sequence <= newest - keep, self._tx.mine(OUTBOX.c.tenant))
+        # The oldest first: what is left is without a hole.
+        some = select(OUTBOX.c.sequence).where(*old).order_by(OUTBOX.c.sequence).limit(limit)
+        return await self._tx.change(delete(OUTBOX).where(OUTBOX.c.sequence.in_(some)))
 
 
 class SqlAudit:

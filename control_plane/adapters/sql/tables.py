@@ -146,7 +146,7 @@ class TokenRow(Base):
     kind: Mapped[str] = mapped_column(String(16))
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     subject: Mapped[str] = mapped_column(String(255))
-    session: Mapped[str | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    session: Mapped[str | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"), index=True)
     client: Mapped[str] = mapped_column(String(64), index=True)
     credential_id: Mapped[str | None] = mapped_column(ForeignKey("credentials.id", ondelete="SET NULL"), index=True)
     ttl_seconds: Mapped[int] = mapped_column(Integer)

@@ -1,0 +1,50 @@
+"""Forgets what is over: dead tokens, ended sessions, changes that every proxy has long heard of.
+
+Rule: nothing is forgotten that could still be used, renewed or missed, and never the audit trail. Each round takes a
+bounded number of rows in a transaction each, so that nobody waits long for the writer.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from control_plane.contract.refusal import RefusedError
+from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Store
+
+TOKENS_KEPT_SECONDS: Final = 86_400
+"""After its end a token is still told from one that never was."""
+SESSIONS_KEPT_SECONDS: Final = 7 * 86_400
+CHANGES_KEPT_SECONDS: Final = 86_400
+CHANGES_KEPT: Final = 10_000
+"""However old: a proxy that comes back reads on where it was."""
+ROWS_AT_ONCE: Final = 1_000
+ROUND_SECONDS: Final = 60.0
+
+_log = structlog.get_logger("control_plane.upkeep")
+
+
+class Upkeep:
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Round after round, for ever."""
+        while True:
+            try:
+                await self.once()
+            except RefusedError:
+                pass  # the store is away, and has said so
+            except Exception as error:  # border: the next round begins anew
+                _log.error("upkeep_failed", error=type(error).__name__)
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def once(self) -> None:
+        now, scope = self._clock(), PlatformScope(CrossTenantReason.UPKEEP)
+        async with self._store.write(scope) as records:
+            await records.tokens.purge(dead_before=now - TOKENS_KEPT_SECONDS, limit=ROWS_AT_ONCE)
+        async with self._store.write(scope) as records:
+            await records.sessions.purge(over_before=now - SESSIONS_KEPT_SECONDS, limit=ROWS_AT_ONCE // 10)
+        async with self._store.write(scope) as records:
+            await records.outbox.purge(before=now - CHANGES_KEPT_SECONDS, keep=CHANGES_KEPT, limit=ROWS_AT_ONCE)
