@@ -147,7 +147,8 @@ def mitmproxy(stack: ExitStack, origin: Origin) -> list[Row] | None:
 
 
 def start_this_proxy(stack: ExitStack, folder: Path) -> Deployment:
-    deployment = start_deployment(folder, log_level="info")
+    # The load leaves the control plane little time, so that events pile up as they would in an outage of minutes.
+    deployment = start_deployment(folder, log_level="info", proxy_settings={"AUDIT_SPOOL_EVENTS": "4000000"})
     stack.callback(deployment.stop)
     for pid in deployment.control_plane.pids():
         pin(pid, LOAD_CORE)

@@ -686,7 +686,7 @@ class ClientConnection(asyncio.Protocol):
         services = self.services
         event = self._plan_event
         assert event is not None
-        encoded = event.encode(event_id=services.request_ids.next(), at=services.clock(), request_id=self._request_id)
+        encoded = event.encode(event_id=self._request_id, at=services.clock(), request_id=self._request_id)
         services.audit.record_again(event.tenant, encoded)
 
     def _record(

@@ -31,7 +31,7 @@ from egress_proxy.core.http1 import (
     chunk,
     parse_response_head,
 )
-from egress_proxy.core.plan import Plan
+from egress_proxy.core.plan import MAX_REMEMBERED_REPLY_BYTES, Plan, RepeatedReply
 from egress_proxy.core.scrub import Scrubber
 from egress_proxy.core.substitution import render_response
 from egress_proxy.upstream import UpstreamConnection
@@ -250,10 +250,13 @@ class Exchange:
                 self._reply_buffer = data
                 return interim
             end += len(HEAD_END)
-            head = parse_response_head(data[:end], request_method=self.head.method)
-            data = data[end:]
+            raw, data = data[:end], data[end:]
+            known = self.plan.reply
+            if known is not None and known.raw == raw:
+                return interim + self._final_head(known.head, data, known=known)
+            head = parse_response_head(raw, request_method=self.head.method)
             if head.status >= 200:
-                return interim + self._final_head(head, data)
+                return interim + self._final_head(head, data, raw=raw)
             interim += self._interim_head(head)
 
     def _interim_head(self, head: ResponseHead) -> bytes:
@@ -266,7 +269,9 @@ class Exchange:
             self._no_continue()
         return self._scrubbed_head(render_response(head, framing=Framing.NONE, close=False))
 
-    def _final_head(self, head: ResponseHead, body: bytes) -> bytes:
+    def _final_head(
+        self, head: ResponseHead, body: bytes, *, raw: bytes = b"", known: RepeatedReply | None = None
+    ) -> bytes:
         self._no_continue()
         if self._scrubber is not None and head.is_coded and head.framing is not Framing.NONE:
             raise UnsearchableReplyError
@@ -278,7 +283,13 @@ class Exchange:
         to_client = Framing.CHUNKED if head.framing is Framing.UNTIL_CLOSE else head.framing
         # The rest of a body that the upstream no longer wants cannot be told from a next request.
         self.closes_client = self.closes_client or self.wants_body or self._client.is_draining
-        rendered = self._scrubbed_head(render_response(head, framing=to_client, close=self.closes_client))
+        if known is not None and not self.closes_client:
+            rendered = known.rendered
+        else:
+            unscrubbed = render_response(head, framing=to_client, close=self.closes_client)
+            rendered = self._scrubbed_head(unscrubbed)
+            if rendered == unscrubbed and not self.closes_client and len(raw) <= MAX_REMEMBERED_REPLY_BYTES:
+                self.plan.reply = RepeatedReply(raw, head, rendered)
         has_no_body = head.framing is Framing.LENGTH and head.content_length == 0
         self._reply_framing = Framing.NONE if has_no_body else head.framing
         if self._reply_framing is not Framing.NONE:

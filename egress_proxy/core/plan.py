@@ -1,23 +1,35 @@
 """A decision made ready to be carried out, more than once.
 
-Clients repeat themselves on a connection: the same head again and again, or the same but for what decides nothing. For
-equal inputs `decide` gives equal answers, so its last answer is kept beside them and used while the view has not
-changed (`revision`), nothing that it rests on has ended (`until`), and for `PLAN_SECONDS` at most. What the head becomes
-on its way upstream is kept, too. Together that is most of what a warm request costs (`make bench`).
+Clients repeat themselves on a connection: the same head again and again, or the same but for what decides nothing.
+Upstreams do, too. For equal inputs `decide` gives equal answers, so its last answer is kept beside them and used while
+the view has not changed (`revision`), nothing that it rests on has ended (`until`), and for `PLAN_SECONDS` at most.
+What the head becomes on its way upstream is kept, too, and the last reply's head with what the client got of it.
+Together that is most of what a warm request costs (`make bench`).
 
 Rule: a plan is one connection's, which has one request at a time; what it holds of the secret it shows nobody.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from egress_proxy.core.decision import Forward
 from egress_proxy.core.fields import Field
-from egress_proxy.core.http1 import RequestHead, nominated
+from egress_proxy.core.http1 import RequestHead, ResponseHead, nominated
 from egress_proxy.core.substitution import dropped_lines, needles, render_closing, render_opening, slot_names
 
 PLAN_SECONDS: Final = 0.5
 """By how much a plan may outlive a cached answer; the cache believes its answers for so much less."""
+MAX_REMEMBERED_REPLY_BYTES: Final = 4_096
 _MAX_DIGITS: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedReply:
+    """The head of a plan's last reply, and what the client got of it: nothing in it had to be scrubbed."""
+
+    raw: bytes
+    head: ResponseHead
+    rendered: bytes
 
 
 class Plan:
@@ -39,6 +51,7 @@ class Plan:
         "forward",
         "head",
         "needles",
+        "reply",
     )
 
     def __init__(self, raw: bytes, asked: RequestHead, forward: Forward, *, revision: int, now: float) -> None:
@@ -47,6 +60,7 @@ class Plan:
         self.forward = forward
         self.needles = needles(forward.swaps)
         """What the reply is searched for."""
+        self.reply: RepeatedReply | None = None
         self._line = asked.line
         self._special = _decisive(asked)
         self._revision = revision

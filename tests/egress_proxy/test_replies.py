@@ -402,3 +402,34 @@ def test_a_connection_that_the_upstream_closed_while_idle_is_not_used(world: Wor
 
     assert response.status == 200
     assert len(upstream.requests) == 2
+
+
+def test_a_reply_head_that_comes_again_is_passed_on_alike(world: World, upstream: Upstream) -> None:
+    ticket = world.ticket(upstream.url)
+    request = get(reverse_path(ticket), headers={"Authorization": ticket.bearer})
+    upstream.default = sends(b"HTTP/1.1 200 OK\r\nX-A: 1\r\nAlt-Svc: h3\r\nContent-Length: 2\r\n\r\nok")
+
+    with world.reverse() as line:
+        replies = [line.ask(request) for _ in range(3)]
+        upstream.default = sends(b"HTTP/1.1 404 No\r\nX-A: 2\r\nContent-Length: 3\r\n\r\nnot")
+        other = line.ask(request)
+
+    assert {(reply.status, reply.header("x-a"), reply.header("alt-svc"), reply.body) for reply in replies} == {
+        (200, "1", "", b"ok")
+    }
+    assert (other.status, other.header("x-a"), other.body) == (404, "2", b"not")
+
+
+@pytest.mark.guards("egress_proxy/exchange.py", "if rendered == unscrubbed and not", "if not")
+def test_a_reply_head_with_the_secret_is_scrubbed_every_time(world: World, upstream: Upstream) -> None:
+    ticket = world.ticket(upstream.url)
+    request = get(reverse_path(ticket), headers={"Authorization": ticket.bearer})
+    upstream.default = sends(b"HTTP/1.1 200 OK\r\nX-A: %b\r\nContent-Length: 2\r\n\r\nok" % ticket.secret.encode())
+
+    with world.reverse() as line:
+        for _ in range(3):
+            line.ask(request)
+
+    assert ticket.secret.encode() not in line.received
+    blocked = ("leak_blocked", ticket.caller.tenant)
+    world.control_plane.wait_for(lambda plane: [(e.action, e.tenant) for e in plane.audited].count(blocked) == 3)

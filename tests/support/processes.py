@@ -335,7 +335,11 @@ def start_control_plane(folder: Path, **settings: str) -> tuple[Served, str]:
 
 
 def start_deployment(
-    folder: Path, *, log_level: str = "debug", control_plane_settings: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    log_level: str = "debug",
+    control_plane_settings: Mapping[str, str] | None = None,
+    proxy_settings: Mapping[str, str] | None = None,
 ) -> Deployment:
     """A control plane and one proxy, each a process of its own."""
     upstream_ca, interception_ca = trustme.CA(), trustme.CA()
@@ -363,7 +367,7 @@ def start_deployment(
         log_level,
     )
     try:
-        deployment.start_proxy(reverse_port=reverse_port)
+        deployment.start_proxy(reverse_port=reverse_port, **(proxy_settings or {}))
     except BaseException:
         deployment.stop()
         raise
