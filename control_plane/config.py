@@ -82,6 +82,17 @@ class Settings(BaseSettings):
             raise ValueError(f"give one of {PREFIX}DATABASE_URL and {PREFIX}DATABASE_URL_FILE")
         return self
 
+    @field_validator("database_url")
+    @classmethod
+    def _of_a_known_database(cls, value: str) -> str:
+        if value and not value.startswith(("sqlite+aiosqlite:", "postgresql+asyncpg:")):
+            # Not repeated: a password may be in it.
+            raise ValueError(
+                f"{PREFIX}DATABASE_URL is sqlite+aiosqlite:////path/to/file or "
+                "postgresql+asyncpg://user:password@host/database"
+            )
+        return value
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
         """Raises `UnknownSettingError`, or pydantic's own error for a bad value. `environment` is the process's own."""

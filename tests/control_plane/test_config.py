@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from control_plane.adapters.keyring import KeyFileError, generate_kek_file, read_kek_files
+from control_plane.adapters.sql.engine import UnsupportedDatabaseError, open_database
 from control_plane.clients_file import ClientsFileError, read_clients_file
 from control_plane.config import PREFIX, Settings, UnknownSettingError, refuse_unknown_names
 from control_plane.core.sealing import Kek
@@ -101,6 +102,26 @@ def test_a_setting_with_an_impossible_value_is_refused(wrong: dict[str, Any]) ->
 
 
 # --- key-encryption keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["control-plane.sqlite", "sqlite:///x", "mysql://u:hunter2@h/d", "postgresql://u:hunter2@h/d", "://"]
+)
+def test_a_database_url_of_another_form_is_refused_with_the_right_ones_and_not_quoted(url: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(kek_files=(Path("kek"),), database_url=url)
+
+    assert "sqlite+aiosqlite:////path/to/file or postgresql+asyncpg://" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://u:hunter2@h:port/d", "sqlite+aiosqlite:", "nowhere"])
+def test_a_database_url_that_cannot_be_read_is_refused_too(url: str) -> None:
+    with pytest.raises(UnsupportedDatabaseError) as refused:
+        open_database(url)
+
+    assert "sqlite+aiosqlite:////" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_the_ring_is_read_in_its_order(tmp_path: Path) -> None:
