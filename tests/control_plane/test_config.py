@@ -124,6 +124,30 @@ def test_a_database_url_that_cannot_be_read_is_refused_too(url: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+OPEN_TO_OTHERS = ["0.0.0.0:8470", "[::]:8470", "10.0.0.1:8470", ":8470", "control-plane.internal:8470", "0.0.0.0"]
+
+
+@pytest.mark.guards(
+    "control_plane/config.py",
+    'if self.tls_cert_file is None and self.plaintext_listener != "accepted-risk" and not _is_loopback(self.listen):',
+    "if False:",
+)
+@pytest.mark.parametrize("listen", OPEN_TO_OTHERS)
+def test_a_listener_for_other_machines_is_tls_or_an_accepted_risk(listen: str) -> None:
+    fields: dict[str, Any] = {"kek_files": (Path("kek"),), "database_url": "sqlite+aiosqlite:////x", "listen": listen}
+
+    with pytest.raises(ValidationError, match="PLAINTEXT_LISTENER=accepted-risk"):
+        Settings(**fields)
+
+    Settings(**fields, plaintext_listener="accepted-risk")
+    Settings(**fields, tls_cert_file=Path("cert"), tls_key_file=Path("key"))
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.2:8470", "[::1]:8470", "localhost:8470", "127.0.0.1"])
+def test_a_listener_for_this_machine_alone_needs_no_tls(listen: str) -> None:
+    Settings(kek_files=(Path("kek"),), database_url="sqlite+aiosqlite:////x", listen=listen)
+
+
 def test_the_ring_is_read_in_its_order(tmp_path: Path) -> None:
     keys = [bytes([number]) * 32 for number in (1, 2)]
     files = [private_file(tmp_path / f"{key[0]}.hex", key.hex() + "\n") for key in keys]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.control_plane.serving import ADMIN_TOKEN
 from tests.control_plane.workspace import SECRET, Json, Workspace
 
 NO_TEXTS: list[Any] = [1, 1.5, True, [], ["api.example.com"], {}, {"a": 1}]
@@ -94,7 +95,7 @@ def test_a_grant_until_a_moment_of_no_calendar_is_refused(granted: Workspace, un
         granted.path("grants"),
         content=f'{{"credential": "example", "subject": "bob", "until": {until}}}',
         headers={
-            "Authorization": "Bearer admin-token-of-these-tests-0123456789abcdef",
+            "Authorization": f"Bearer {ADMIN_TOKEN}",
             "Content-Type": "application/json",
         },
     )

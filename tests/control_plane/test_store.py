@@ -677,7 +677,9 @@ def test_a_new_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.guards(
-    "control_plane/adapters/sql/engine.py", "seconds = max(0, math.ceil(deadline - time.monotonic()))", "seconds = 10"
+    "control_plane/adapters/sql/store.py",
+    "deadline = time.monotonic() + WRITER_WAITS_SECONDS",
+    "deadline = time.monotonic() + WRITER_WAITS_SECONDS + 3",
 )
 async def test_writers_that_queue_for_a_locked_file_wait_once_not_one_after_another(tmp_path: Path) -> None:
     file = tmp_path / "store.sqlite"
