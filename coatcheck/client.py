@@ -1,10 +1,12 @@
 """The control plane's HTTP API as the commands use it.
 
 Rule: every failure becomes one `CommandError` that says what happened and what to do, with the control plane's own
-words where it has some. Proxies and CA variables of the shell are ignored: the local control plane is on loopback.
+words where it has some. Before every call it is made sure that the stack still is ours: the admin token and the local
+runtime's secret go to nobody else. Proxies and CA variables of the shell are ignored: the local control plane is on
+loopback.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -12,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
+from coatcheck.record import own_stack
 from coatcheck.state import RUNTIME_CLIENT, TENANT, StateFolder
 from coatcheck.terminal import CommandError
 from control_plane.contract.headers import (
@@ -58,17 +61,24 @@ class Exchanged:
 class ControlPlane:
     """The operator's view (`/v1`, with the admin token) and the local runtime's (`/oauth`, with its own secret)."""
 
-    def __init__(self, url: str, *, admin_token: Secret, runtime_secret: Secret, tenant: str = TENANT) -> None:
-        self.url = url
+    def __init__(
+        self, where: Callable[[], str], *, admin_token: Secret, runtime_secret: Secret, tenant: str = TENANT
+    ) -> None:
+        self._where = where
         self._tenant = f"/v1/tenants/{tenant}"
         self._tenant_name = tenant
-        self._http = httpx.Client(base_url=url, trust_env=False, timeout=TIMEOUT_SECONDS)
+        self._http = httpx.Client(trust_env=False, timeout=TIMEOUT_SECONDS)
         self._admin = {"Authorization": f"Bearer {admin_token.reveal()}"}
         self._runtime = httpx.BasicAuth(RUNTIME_CLIENT, runtime_secret.reveal())
 
     @classmethod
-    def of(cls, state: StateFolder, url: str) -> Self:
-        return cls(url, admin_token=state.admin_token(), runtime_secret=state.client_secret(RUNTIME_CLIENT))
+    def of(cls, state: StateFolder) -> Self:
+        """The one of this folder's stack, wherever it listens by then: looked up before every call."""
+        return cls(
+            lambda: own_stack(state).control_plane_url,
+            admin_token=state.admin_token(),
+            runtime_secret=state.client_secret(RUNTIME_CLIENT),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +154,7 @@ class ControlPlane:
 
     def open_session(self, subject: str) -> Json:
         body = {"runtime": RUNTIME_CLIENT, "tenant": self._tenant_name, "subject": subject}
-        return self._ask("POST", "/v1/sessions", body)
+        return self._ask("POST", "/v1/sessions", body, expected=("session_id", "session_token"))
 
     def end_session(self, session_id: str) -> None:
         self._ask("DELETE", f"/v1/sessions/{_segment(session_id)}")
@@ -165,41 +175,63 @@ class ControlPlane:
     def answers(self) -> bool:
         """Whether this is the control plane that our admin token belongs to."""
         try:
-            return self._http.get("/v1/tenants", headers=self._admin, timeout=3).status_code == httpx.codes.OK
-        except httpx.HTTPError:
+            url = self._where() + "/v1/tenants"
+            return self._http.get(url, headers=self._admin, timeout=3).status_code == httpx.codes.OK
+        except (CommandError, httpx.HTTPError):
             return False
 
     def _token(self, **form: str) -> Exchanged:
         fields = {"grant_type": GRANT_TYPE_TOKEN_EXCHANGE, **form}
         response = self._send("POST", "/oauth/token", data=fields, auth=self._runtime)
-        return Exchanged(response.json())
+        return Exchanged(_answer(response, "proxy_credential", "expires_in"))
 
     def _items(self, path: str, **query: str | int) -> list[Json]:
         response = self._send("GET", path, params=query or None, headers=self._admin)
-        items: list[Json] = response.json()["items"]
+        items: list[Json] = _answer(response, "items")["items"]
         return items
 
-    def _ask(self, method: str, path: str, body: Json | None = None) -> Json:
+    def _ask(self, method: str, path: str, body: Json | None = None, *, expected: tuple[str, ...] = ()) -> Json:
         response = self._send(method, path, json=body, headers=self._admin)
-        answer: Json = response.json() if response.content else {}
-        return answer
+        return _answer(response, *expected) if response.content or expected else {}
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
+        url = self._where()
         try:
-            response = self._http.request(method, path, **how)
+            response = self._http.request(method, url + path, **how)
+        except httpx.ConnectError:
+            moved = self._where()  # started again meanwhile, on another port
+            if moved == url:
+                raise _unreachable(url) from None
+            return self._send(method, path, **how)
         except httpx.TimeoutException:
             raise CommandError(
-                f"the control plane at {self.url} did not answer in {TIMEOUT_SECONDS:.0f} s",
+                f"the control plane at {url} did not answer in {TIMEOUT_SECONDS:.0f} s",
                 "look at 'coatcheck doctor'",
             ) from None
         except httpx.HTTPError:
-            raise CommandError(
-                f"the control plane at {self.url} cannot be reached",
-                "see 'coatcheck status', start it with 'coatcheck up'",
-            ) from None
+            raise _unreachable(url) from None
         if response.is_error:
             raise _refused(response)
         return response
+
+
+def _unreachable(url: str) -> CommandError:
+    return CommandError(
+        f"the control plane at {url} cannot be reached", "see 'coatcheck status', start it with 'coatcheck up'"
+    )
+
+
+def _answer(response: httpx.Response, *expected: str) -> Json:
+    """What the control plane said. Raises `CommandError` where that is not an answer of a control plane."""
+    try:
+        said = response.json()
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or any(name not in said for name in expected):
+        raise CommandError(
+            f"{response.url.host}:{response.url.port} does not answer as a control plane does", "see 'coatcheck doctor'"
+        )
+    return said
 
 
 def _refused(response: httpx.Response) -> RefusedCommandError:

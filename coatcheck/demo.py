@@ -28,7 +28,8 @@ from rich.text import Text
 from coatcheck.audit import events
 from coatcheck.client import ControlPlane, Exchanged, Json
 from coatcheck.demo_upstream import Upstream, ca_file, running_upstream
-from coatcheck.stack import Ports, RunningStack, start_in_background, stop_stack
+from coatcheck.record import RunningStack
+from coatcheck.stack import Ports, start_in_background, stop_stack
 from coatcheck.state import StateFolder, own_folder
 from coatcheck.terminal import CommandError, output
 from control_plane.contract.placeholder import TokenKind
@@ -358,7 +359,7 @@ def _stage(folder: Path, console: Console) -> Iterator[Stage]:
     ):
         stack = start_in_background(state, Ports(0, 0, 0, 0), until_unused=False, upstream_ca=(str(ca_file(folder)),))
         try:
-            with ControlPlane.of(state, stack.control_plane_url) as control_plane:
+            with ControlPlane.of(state) as control_plane:
                 ready = f"stack ready: control plane {stack.control_plane_url}, proxy {stack.forward_url}"
                 console.print(Text(ready, style="dim"))
                 yield Stage(state, stack, control_plane, upstream, stranger, workspace, old_key, new_key, console)

@@ -24,8 +24,9 @@ from rich.text import Text
 
 from coatcheck.client import ControlPlane, Json
 from coatcheck.environment import CA_FILE_VARIABLES, PROXY_VARIABLES
+from coatcheck.record import RunningStack, is_unlocked, read_record
 from coatcheck.sandbox import Sandbox, sandbox_for
-from coatcheck.stack import DEFAULT_PORTS, RunningStack, find_stack, is_unlocked, port_is_free, read_record
+from coatcheck.stack import DEFAULT_PORTS, find_stack, port_is_free
 from coatcheck.state import StateFolder, is_open_to_others, private_files
 from coatcheck.terminal import CommandError, invocation, output, printable, show_json
 from coatcheck.trust import system_roots
@@ -182,7 +183,7 @@ def _running(state: StateFolder, stack: RunningStack, *, dial_upstreams: bool) -
     yield _answers("control plane", f"{stack.control_plane_url}/readyz", log)
     yield _answers("egress proxy", f"{stack.admin_url}/readyz", log)
     yield from _proxy_numbers(stack, log)
-    with ControlPlane.of(state, stack.control_plane_url) as control_plane:
+    with ControlPlane.of(state) as control_plane:
         yield from _credentials(control_plane.credentials(), control_plane.grants())
         if dial_upstreams:
             for credential in control_plane.credentials():

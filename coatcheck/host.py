@@ -13,28 +13,21 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import httpx
 import uvloop
 
-from coatcheck.stack import (
-    DEFAULT_PORTS,
-    START_SECONDS,
-    Ports,
-    RunningStack,
-    find_stack,
-    open_lock,
-    port_is_free,
-    read_record,
-    write_record,
-)
+from coatcheck.record import RunningStack, read_record, start_identity, write_record
+from coatcheck.stack import DEFAULT_PORTS, START_SECONDS, Ports, find_stack, open_lock, port_is_free
 from coatcheck.state import PROXY_CLIENT, StateFolder, prepare
 from coatcheck.terminal import CommandError
 
 if TYPE_CHECKING:
+    from control_plane.bootstrap import RunningControlPlane
     from control_plane.config import Settings as ControlPlaneSettings
     from egress_proxy.config import Settings as ProxySettings
 
@@ -42,6 +35,7 @@ DRAIN_GRACE_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 3.0
 """A stack nobody uses stays this long, so that a row of commands does not start one each."""
 _POLL_SECONDS: Final = 0.05
+_READY_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +56,9 @@ def host_stack(
     on_ready: Callable[[RunningStack], None],
 ) -> RunningStack | None:
     """Be the stack until told to stop, and return None; or return the one that already runs."""
-    lock = open_lock(state.stack_lock)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return _the_other_one(state)
+    other = _lock_or_other(state)
+    if other is not None:
+        return other
     state.stack_file.unlink(missing_ok=True)  # left behind by one that crashed: we hold its lock
     prepare(state)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no image of our memory behind
@@ -96,7 +87,8 @@ async def _host(plan: _Plan) -> None:
     stop = _Stop()
     with _logging_to_file(plan.state, settings.log_level), stop.on_signals():
         async with contextlib.AsyncExitStack() as parts:
-            control_plane = await parts.enter_async_context(running_control_plane(settings))
+            control_plane = await parts.enter_async_context(_with_a_database(running_control_plane(settings), plan))
+            await _require_ready(control_plane.url)
             proxy = await parts.enter_async_context(running_proxy(_proxy_settings(plan, control_plane.url)))
             stack = RunningStack(
                 pid=os.getpid(),
@@ -107,6 +99,7 @@ async def _host(plan: _Plan) -> None:
                 started_at=time.time(),
                 until_unused=plan.until_unused,
                 upstream_ca=plan.upstream_ca,
+                start_identity=start_identity(os.getpid()),
             )
             await _until_ready(stack, stop)
             try:
@@ -158,6 +151,40 @@ class _Stop:
             drained.result()
 
 
+@contextlib.asynccontextmanager
+async def _with_a_database(
+    starting: "contextlib.AbstractAsyncContextManager[RunningControlPlane]", plan: _Plan
+) -> AsyncIterator["RunningControlPlane"]:
+    """The control plane. Raises `CommandError` for a file that is no database, or not one of ours."""
+    from sqlalchemy.exc import DatabaseError
+
+    async with contextlib.AsyncExitStack() as parts:
+        try:
+            control_plane = await parts.enter_async_context(starting)
+        except DatabaseError as error:
+            raise CommandError(
+                f"{plan.state.database} cannot be used as a database ({error.orig})",
+                "put it back from your backup; or move it away, and the next start makes an empty one",
+            ) from None
+        yield control_plane
+
+
+async def _require_ready(control_plane_url: str) -> None:
+    """Waiting does not help a control plane whose keys do not open. Raises `CommandError` with its reason."""
+    async with httpx.AsyncClient(trust_env=False, timeout=_READY_SECONDS) as client:
+        answer = await client.get(f"{control_plane_url}/readyz")
+    if answer.is_success:
+        return
+    try:
+        said = str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        said = f"status {answer.status_code}"
+    raise CommandError(
+        f"the control plane is not ready: {said.rstrip('.')}",
+        "put the files in kek/ back that the secrets were stored under ('coatcheck doctor' looks at the rest)",
+    )
+
+
 async def _until_ready(stack: RunningStack, stop: _Stop) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not await asyncio.to_thread(stack.is_ready):
@@ -190,12 +217,21 @@ def _watch_use(state: StateFolder, stop: _Stop) -> None:
         return
 
 
-def _the_other_one(state: StateFolder) -> RunningStack:
+def _lock_or_other(state: StateFolder) -> RunningStack | None:
+    """Take `stack.lock` for as long as this process lives, or find who has it. One that ends is waited for."""
+    lock = open_lock(state.stack_lock)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        if (stack := find_stack(state)) is not None:
-            return stack
-        time.sleep(_POLL_SECONDS)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if (stack := find_stack(state)) is not None:
+                os.close(lock)
+                return stack
+            time.sleep(_POLL_SECONDS)
+        else:
+            return None
+    os.close(lock)
     raise CommandError(
         f"another stack holds {state.stack_lock} and does not answer", f"look at {state.stack_log}, or end that process"
     )

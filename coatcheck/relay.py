@@ -1,6 +1,7 @@
 """Listeners opened for one run: every connection to them is passed on to the proxy with the run's proxy credential.
 
-Rule: the proxy credential is added here, outside the sandbox, so that CMD holds none and every client works. Nothing is
+Rule: the proxy credential is added here, outside the sandbox, so that CMD holds none and every client works; it is sent
+to the stack of the run's own folder, or not at all. Nothing is
 read or changed on the way; backpressure, half-closed connections and resets are passed on as they come, because a reply
 that was cut off must not look like one that ended.
 """
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from coatcheck.terminal import CommandError
 from egress_proxy.preamble import preamble
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
@@ -27,7 +29,8 @@ class Way:
     """How connections of one listener reach the proxy."""
 
     port: Callable[[], int]
-    """Asked anew for every connection: the stack may have been started again meanwhile."""
+    """Asked anew for every connection: the stack may have been started again meanwhile. Raises `CommandError` when
+    there is none of ours."""
     proxy_credential: Callable[[], Awaitable[str]]
     """May renew first, after a laptop's sleep."""
     connections: set["_FromClient"] = field(default_factory=set)
@@ -139,8 +142,10 @@ class _FromClient(_End):
         loop = asyncio.get_running_loop()
         try:
             credential = await self._way.proxy_credential()
-            _, proxy_side = await loop.create_connection(_End, "127.0.0.1", self._way.port())
-        except OSError:
+            port = self._way.port()
+            _, proxy_side = await loop.create_connection(_End, "127.0.0.1", port)
+            self._require_unchanged(port, proxy_side)
+        except (OSError, CommandError):
             if self.transport is not None:
                 self.transport.write(_NO_PROXY_THERE)
                 self.transport.close()
@@ -156,6 +161,16 @@ class _FromClient(_End):
         if self._early:
             self._early.clear()
             self.transport.resume_reading()
+
+    def _require_unchanged(self, port: int, proxy_side: _End) -> None:
+        """Once connected: what listened may have been another's, if the stack has ended in between."""
+        try:
+            unchanged = self._way.port() == port
+        except CommandError:
+            unchanged = False
+        if not unchanged:
+            proxy_side.end(reset=True)
+            raise ConnectionAbortedError
 
 
 def _reset(transport: asyncio.Transport) -> None:

@@ -46,9 +46,10 @@ from coatcheck.environment import (
     variables_of,
 )
 from coatcheck.lease import Lease
+from coatcheck.record import RunningStack, living_stack, own_stack
 from coatcheck.relay import Way, loopback_listener, relaying
 from coatcheck.sandbox import FORWARD_PORT, REVERSE_PORT, Sandbox, receive, sandbox_for
-from coatcheck.stack import RunningStack, joined_stack, read_record
+from coatcheck.stack import joined_stack
 from coatcheck.state import RUNTIME_CLIENT, SUBJECT, StateFolder
 from coatcheck.terminal import CommandError, invocation, say, typed
 from coatcheck.trust import TRUST_STORE_PASSWORD, bundle, java_trust_store
@@ -76,7 +77,6 @@ class Run:
 
     command: list[str]
     state: StateFolder
-    stack: RunningStack
     lease: Lease
     provision: "Provision"
     sandbox: Sandbox | None
@@ -107,7 +107,7 @@ def run(
     rules = [rule_for_one_run(host) for host in allow or []]
     with (
         joined_stack(state) as stack,  # (1)
-        ControlPlane.of(state, stack.control_plane_url) as control_plane,
+        ControlPlane.of(state) as control_plane,
         tempfile.TemporaryDirectory(prefix="coatcheck-run-") as folder,
     ):
         run_folder = Path(folder)
@@ -129,11 +129,11 @@ def run(
                 run_folder=run_folder,
             )
             _say_what_to_know(command, provision)
-            started = Run(command, state, stack, lease, provision, confined)
+            started = Run(command, state, lease, provision, confined)
             import uvloop
 
             status = uvloop.run(_carry_out(started))
-        _tell_refusals(control_plane, stack, session_id, after=first, home=invoked.home)  # (6)
+        _tell_refusals(control_plane, living_stack(state) or stack, session_id, after=first, home=invoked.home)  # (6)
     raise typer.Exit(status)
 
 
@@ -366,7 +366,7 @@ async def _sandboxed(run: Run, sandbox: Sandbox) -> AsyncIterator[Child]:
 @contextlib.asynccontextmanager
 async def _relaying(run: Run, forward: socket.socket, reverse: socket.socket) -> AsyncIterator[None]:
     def stack() -> RunningStack:
-        return read_record(run.state) or run.stack
+        return own_stack(run.state)
 
     proof = run.lease.live_proxy_credential
     async with (

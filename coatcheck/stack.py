@@ -1,14 +1,13 @@
 """The local stack from outside: find it, start it, join it, stop it; `up`, `down` and `status`.
 
-Rules. A stack counts as running only when its process lives *and* its control plane takes this folder's admin token:
-a `stack.json` left behind by a crash is recognised by that. Whoever needs the stack holds `use.lock` (shared)
-meanwhile; a stack that was started for a command ends when nobody holds it any more, one started by `up` stays until
-`down`.
+Rules. A stack counts as running only when the process of its record still is that process *and* its control plane takes
+this folder's admin token: a `stack.json` left behind by a crash is recognised by that. Whoever needs the stack holds
+`use.lock` (shared) meanwhile; a stack that was started for a command ends when nobody holds it any more, one started by
+`up` stays until `down`.
 """
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -16,15 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import httpx
 import typer
 
 from coatcheck.client import ControlPlane
-from coatcheck.state import StateFolder, own_folder, write_private
+from coatcheck.record import RunningStack, is_unlocked, living_stack, read_record, write_record
+from coatcheck.state import StateFolder, own_folder
 from coatcheck.terminal import (
     CommandError,
     WrongUsageError,
@@ -37,6 +36,8 @@ from coatcheck.terminal import (
 
 DEFAULT_PORTS: Final = {"control-plane": 8470, "proxy": 8471, "reverse": 8472, "admin": 8473}
 START_SECONDS: Final = 40.0
+LONGEST_START_SECONDS: Final = 80.0
+"""One more stack may have to end first."""
 STOP_SECONDS: Final = 45.0
 """Longer than the stack's own grace for streams that are still open."""
 _POLL_SECONDS: Final = 0.05
@@ -54,61 +55,12 @@ class Ports:
     admin: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunningStack:
-    """What `stack.json` says while a stack is ready."""
-
-    pid: int
-    control_plane_url: str
-    forward_port: int
-    reverse_port: int
-    admin_port: int
-    started_at: float
-    until_unused: bool
-    """Started for a command, and ends with the last one that uses it."""
-    upstream_ca: tuple[str, ...] = ()
-
-    @property
-    def forward_url(self) -> str:
-        return f"http://127.0.0.1:{self.forward_port}"
-
-    @property
-    def reverse_url(self) -> str:
-        return f"http://127.0.0.1:{self.reverse_port}"
-
-    @property
-    def admin_url(self) -> str:
-        return f"http://127.0.0.1:{self.admin_port}"
-
-    def is_ready(self) -> bool:
-        """Whether the proxy says that it swaps."""
-        try:
-            return httpx.get(f"{self.admin_url}/readyz", trust_env=False, timeout=3).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
-
-
-def read_record(state: StateFolder) -> RunningStack | None:
-    """What `stack.json` says, true or stale."""
-    try:
-        found: dict[str, Any] = json.loads(state.stack_file.read_text())
-        known = {field.name for field in fields(RunningStack)}
-        record = {name: value for name, value in found.items() if name in known}
-        return RunningStack(**{**record, "upstream_ca": tuple(record.get("upstream_ca", ()))})
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def write_record(state: StateFolder, stack: RunningStack) -> None:
-    write_private(state.stack_file, json.dumps(asdict(stack), indent=2) + "\n")
-
-
 def find_stack(state: StateFolder) -> RunningStack | None:
     """The stack of this folder, if it runs."""
-    stack = read_record(state)
-    if stack is None or not _lives(stack.pid):
+    stack = living_stack(state)
+    if stack is None:
         return None
-    with ControlPlane.of(state, stack.control_plane_url) as control_plane:
+    with ControlPlane.of(state) as control_plane:
         return stack if control_plane.answers() else None
 
 
@@ -124,7 +76,7 @@ def joined_stack(state: StateFolder) -> Iterator[RunningStack]:
 def control_plane_of(context: typer.Context) -> Iterator[ControlPlane]:
     """The control plane that a command talks to."""
     state = StateFolder(invocation(context).home)
-    with joined_stack(state) as stack, ControlPlane.of(state, stack.control_plane_url) as control_plane:
+    with joined_stack(state), ControlPlane.of(state) as control_plane:
         yield control_plane
 
 
@@ -273,21 +225,6 @@ def show_stack(stack: RunningStack, *, as_json: bool, heading: str, stop: str = 
 # --- locks, ports, processes ------------------------------------------------------------------------------------------
 
 
-def is_unlocked(lock: Path) -> bool:
-    """Whether nobody holds this lock."""
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
 def open_lock(lock: Path) -> int:
     """A descriptor to lock. It is never given to a child, so a lock ends with its process."""
     return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -321,7 +258,7 @@ def _running_for_good(state: StateFolder) -> RunningStack | None:
 
 
 def _wait_until_ready(state: StateFolder, process: "subprocess.Popen[bytes]") -> RunningStack:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + LONGEST_START_SECONDS
     while time.monotonic() < deadline:
         ended = process.poll() is not None
         # One that lost the race to start has found the other, and ends; then the other is the one we wait for.
@@ -331,7 +268,7 @@ def _wait_until_ready(state: StateFolder, process: "subprocess.Popen[bytes]") ->
             raise CommandError(*_last_words(state))
         time.sleep(_POLL_SECONDS)
     process.terminate()
-    raise CommandError(f"the stack was not ready in {START_SECONDS:.0f} s", f"look at {state.stack_log}")
+    raise CommandError(f"the stack was not ready in {LONGEST_START_SECONDS:.0f} s", f"look at {state.stack_log}")
 
 
 def _last_words(state: StateFolder) -> tuple[str, str]:
@@ -366,13 +303,3 @@ def _checked_files(files: list[Path]) -> tuple[str, ...]:
         if "," in str(file):
             raise WrongUsageError(f"--upstream-ca {file} has a comma in its path; give the file another name")
     return tuple(str(file.resolve()) for file in files)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return False  # somebody else's process by now
-    return True

@@ -45,6 +45,7 @@ from control_plane.credentials import CredentialKeeper
 from control_plane.custody import Custody
 from control_plane.exchange import Exchange
 from control_plane.grants import AllowRuleKeeper, GrantKeeper
+from control_plane.hardening import forbid_core_dumps
 from control_plane.issuance import Issuance
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
@@ -98,6 +99,7 @@ def _database_url(settings: Settings) -> str:
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT."""
+    forbid_core_dumps()
     logs.configure(settings.log_level)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

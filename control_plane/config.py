@@ -5,6 +5,7 @@ force.
 """
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,8 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
+    plaintext_listener: Literal["", "accepted-risk"] = ""
+    """`accepted-risk`: other machines may reach the listener without TLS, since something in front encrypts."""
 
     @field_validator("kek_files", mode="before")
     @classmethod
@@ -77,16 +80,44 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _private_or_encrypted(self) -> Self:
+        if self.tls_cert_file is None and self.plaintext_listener != "accepted-risk" and not _is_loopback(self.listen):
+            raise ValueError(
+                f"{PREFIX}LISTEN is reachable from other machines without TLS: set {PREFIX}TLS_CERT_FILE and "
+                f"{PREFIX}TLS_KEY_FILE, or {PREFIX}PLAINTEXT_LISTENER=accepted-risk where something in front encrypts"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_database(self) -> Self:
         if bool(self.database_url) == bool(self.database_url_file):
             raise ValueError(f"give one of {PREFIX}DATABASE_URL and {PREFIX}DATABASE_URL_FILE")
         return self
+
+    @field_validator("database_url")
+    @classmethod
+    def _of_a_known_database(cls, value: str) -> str:
+        if value and not value.startswith(("sqlite+aiosqlite:", "postgresql+asyncpg:")):
+            # Not repeated: a password may be in it.
+            raise ValueError(
+                f"{PREFIX}DATABASE_URL is sqlite+aiosqlite:////path/to/file or "
+                "postgresql+asyncpg://user:password@host/database"
+            )
+        return value
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
         """Raises `UnknownSettingError`, or pydantic's own error for a bad value. `environment` is the process's own."""
         refuse_unknown_names(environment)
         return cls()
+
+
+def _is_loopback(listen: str) -> bool:
+    host = listen.rpartition(":")[0] if listen.rpartition(":")[2].isdigit() else listen
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def refuse_unknown_names(environment: Mapping[str, str]) -> None:

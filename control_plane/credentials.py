@@ -95,12 +95,12 @@ class CredentialKeeper:
             widened = widened_fields(_reach(new), old=_reach(old))
             if widened and change.secret is None:
                 raise RefusedError(_secret_required(widened))
-            # (3) The secret is sealed to where it may go now: a submitted one as a new version, else the same again.
+            # (3) The secret, a submitted one or the same again, is sealed to where it may go now.
             if change.secret is not None:
                 _require_fit(change.secret, new.placements)
                 new = await self._next_version(records, new, change.secret, VersionState.RETIRED)
             elif _reach(new) != _reach(old):
-                await self._seal_again(records, old, new)
+                new = await self._sealed_again(records, old, new)
             await records.credentials.replace(new)
             # (4) What was bound to the old reach is not bound to the new one.
             if _reach(new) != _reach(old):
@@ -173,13 +173,14 @@ class CredentialKeeper:
         await records.versions.add(self._sealed(secret, credential, version=credential.current_version))
         return credential
 
-    async def _seal_again(self, records: Records, old: Credential, new: Credential) -> None:
+    async def _sealed_again(self, records: Records, old: Credential, new: Credential) -> Credential:
+        """As a new version: the envelope of the wider reach is no longer one of the credential's."""
         version = await records.versions.get(old.id, old.current_version)
         try:
-            secret = open_secret(self._custody, version.envelope if version else None, old, version=old.current_version)
+            secret = open_secret(self._custody, version, old)
         except UnopenableError:
             raise RefusedError(SECRET_DOES_NOT_OPEN) from None
-        await records.versions.replace(self._sealed(secret, new, version=new.current_version))
+        return await self._next_version(records, new, secret, VersionState.RETIRED)
 
     def _sealed(self, secret: Secret, credential: Credential, *, version: int) -> CredentialVersion:
         sealed = seal_secret(self._custody, secret, credential, version=version)

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from control_plane.contract.secret import Secret
-from control_plane.core.records import Credential
+from control_plane.core.records import Credential, CredentialVersion, VersionState
 from control_plane.core.sealing import Kek, credential_aad
 from control_plane.ports import Entropy
 
@@ -86,9 +86,12 @@ def seal_secret(custody: Custody, secret: Secret, credential: Credential, *, ver
     return custody.seal(secret.reveal().encode(), aad=_aad(credential, version))
 
 
-def open_secret(custody: Custody, envelope: bytes | None, credential: Credential, *, version: int) -> Secret:
-    """Raises `UnopenableError` where the row is not the one that was sealed."""
-    return Secret(custody.open(envelope, aad=_aad(credential, version)).decode())
+def open_secret(custody: Custody, version: CredentialVersion | None, credential: Credential) -> Secret:
+    """The credential's current version. Raises `UnopenableError` where a row is not the one that was sealed."""
+    # An envelope that was put back into a version that is over stays closed.
+    if version is None or version.state is not VersionState.ACTIVE:
+        raise UnopenableError
+    return Secret(custody.open(version.envelope, aad=_aad(credential, credential.current_version)).decode())
 
 
 def _aad(credential: Credential, version: int) -> bytes:

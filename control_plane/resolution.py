@@ -120,9 +120,8 @@ class Resolution:
         return self._opened(facts.credential, facts, binding)
 
     def _opened(self, credential: Credential, facts: TokenFacts, binding: Binding) -> Answer:
-        envelope = facts.version.envelope if facts.version else None
         try:
-            secret = open_secret(self._custody, envelope, credential, version=credential.current_version)
+            secret = open_secret(self._custody, facts.version, credential)
         except UnopenableError:
             _log.error("envelope_does_not_open", credential=credential.id, version=credential.current_version)
             return replace(_UNAVAILABLE, binding=binding)

@@ -23,6 +23,8 @@ from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
 from runtime.adapters.models import MessagesModel
 from runtime.api import Parts, make_app
 from runtime.config import Settings
+from runtime.hardening import forbid_core_dumps
+from runtime.http import BoundedHttp
 from runtime.runner import Runner
 
 CONTROL_PLANE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
@@ -55,6 +57,8 @@ async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
         server = _Server(
             uvicorn.Config(
                 make_app(_parts(settings, control_plane, proxy, runtime)),
+                http=BoundedHttp,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -76,6 +80,7 @@ async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
 
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
+    forbid_core_dumps()
     logs.configure(settings.log_level)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

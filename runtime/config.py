@@ -3,6 +3,7 @@
 Rule: a setting nobody knows stops the start (`control_plane.contract.settings`).
 """
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,8 @@ class Settings(BaseSettings):
     """Port 0 means any free port."""
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
+    plaintext_listener: Literal["", "accepted-risk"] = ""
+    """`accepted-risk`: other machines may reach the listener without TLS, since something in front encrypts."""
 
     control_plane_url: Url
     control_plane_ca_file: Path | None = None
@@ -77,6 +80,23 @@ class Settings(BaseSettings):
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError(f"{PREFIX}TLS_CERT_FILE and {PREFIX}TLS_KEY_FILE go together")
         return self
+
+    @model_validator(mode="after")
+    def _private_or_encrypted(self) -> Self:
+        host = self.listen[0]
+        if self.tls_cert_file is None and self.plaintext_listener != "accepted-risk" and not _is_loopback(host):
+            raise ValueError(
+                f"{PREFIX}LISTEN is reachable from other machines without TLS: set {PREFIX}TLS_CERT_FILE and "
+                f"{PREFIX}TLS_KEY_FILE, or {PREFIX}PLAINTEXT_LISTENER=accepted-risk where something in front encrypts"
+            )
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def settings_from_environment(environment: Mapping[str, str] | None = None) -> Settings:

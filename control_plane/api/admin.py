@@ -31,6 +31,7 @@ from control_plane.api.messages import (
     TenantOut,
 )
 from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.core.audit import readable
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, TENANT_ID
 from control_plane.core.presets import PRESETS, preset_to_json
 from control_plane.core.records import ClientKind, TokenKind
@@ -282,7 +283,7 @@ class AdminApi:
     async def _trail(self, scope: Scope, after: int, limit: int, request_id: str | None) -> Items[dict[str, Any]]:
         async with self.store.read(scope) as records:
             found = await records.audit.after(after, limit=limit, request_id=request_id)
-        return Items(items=[{"sequence": sequence, **event} for sequence, event in found])
+        return Items(items=[{"sequence": sequence, **readable(event)} for sequence, event in found])
 
     async def list_presets(self) -> Items[dict[str, Any]]:
         return Items(items=[preset_to_json(preset) for preset in PRESETS.values()])

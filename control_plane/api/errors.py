@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from control_plane.contract.headers import PROBLEM_JSON, REFUSAL_HEADER, SHOULD_RETRY_HEADER
 from control_plane.contract.refusal import RETRY_MAY_HELP, Refusal, RefusalCode, RefusedError, problem
+from control_plane.core.names import IN_WORDS
 from control_plane.ports import UnreadableRowError
 
 _log = structlog.get_logger("control_plane.api")
@@ -116,6 +117,8 @@ def _expectation(error: Mapping[str, Any]) -> str:
             return "there is no such field"
         case "missing":
             return "is missing"
+        case "string_pattern_mismatch" if (words := IN_WORDS.get(error["ctx"]["pattern"])) is not None:
+            return words
         case "value_error":
             return str(error["msg"]).removeprefix("Value error, ")
         case _:

@@ -4,6 +4,7 @@ Rule: what is read is of a contract that we serve, and nothing that must be unde
 (`contract.wire.read`).
 """
 
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from control_plane.contract.wire import (
     read,
     write,
 )
-from control_plane.core.audit import cleaned, gap
+from control_plane.core.audit import cleaned, dated, gap
 from control_plane.core.records import Client, ClientKind, PublishedChange
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
@@ -40,6 +41,7 @@ from control_plane.resolution import Resolution
 
 _EVENTS_AT_ONCE: Final = 500
 _JSON: Final = "application/json"
+_CODES: Final = frozenset(code.value for code in RefusalCode)
 
 T = TypeVar("T")
 
@@ -109,13 +111,13 @@ class InternalApi:
 
     async def audit(self, request: Request) -> Response:
         proxy = await self._proxy(request)
-        batch = _read(AUDIT_BATCH, await request.body())
+        batch = _read_batch(await request.body())
         async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
             await records.audit.append(self._events_of(batch, proxy, request_id(request)))
         return Response(status_code=204)
 
     def _events_of(self, batch: AuditBatch, proxy: Client, own_request_id: str) -> list[AuditEvent]:
-        events = [_reported(event, proxy) for event in batch.events]
+        events = [_reported(event, proxy, now=self.clock()) for event in batch.events]
         if batch.dropped > 0:
             # Named after the batch, so that a batch that is sent again does not report its gap again.
             name = batch.events[0].event_id if batch.events else own_request_id
@@ -139,6 +141,37 @@ def _read(adapter: TypeAdapter[T], raw: bytes) -> T:
     except WireError as error:
         hint = "the control plane is updated before the proxies"
         raise RefusedError(Refusal(RefusalCode.MALFORMED_REQUEST, str(error), hint)) from None
+
+
+def _read_batch(raw: bytes) -> AuditBatch:
+    """Also of a newer proxy, whose codes are not all known here: what it did is recorded all the same."""
+    try:
+        return _read(AUDIT_BATCH, raw)
+    except RefusedError:
+        known = _with_known_codes(raw)
+        if known is None:
+            raise
+        return _read(AUDIT_BATCH, known)
+
+
+def _with_known_codes(raw: bytes) -> bytes | None:
+    """The batch with unknown codes moved from their fields to `extra`. None where it is none of that form."""
+    try:
+        batch = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    events = batch.get("events") if isinstance(batch, dict) else None
+    if not isinstance(events, list):
+        return None
+    for event in events:
+        if not isinstance(event, dict):
+            return None
+        for field in ("code", "true_code"):
+            code = event.get(field)
+            if isinstance(code, str) and code not in _CODES and isinstance(event.setdefault("extra", {}), dict):
+                event[field] = None
+                event["extra"][f"unknown_{field}"] = code
+    return json.dumps(batch).encode()
 
 
 def _after(request: Request) -> int | None:
@@ -167,6 +200,6 @@ def _message(event: Event) -> bytes:
     return f"id: {event.sequence}\nevent: {event.kind}\ndata: ".encode() + write(EVENT, event) + b"\n\n"
 
 
-def _reported(event: AuditEvent, proxy: Client) -> AuditEvent:
-    event = cleaned(event)
+def _reported(event: AuditEvent, proxy: Client, *, now: float) -> AuditEvent:
+    event = cleaned(dated(event, now=now))
     return replace(event, extra={**event.extra, "reported_by": proxy.id})

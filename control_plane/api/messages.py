@@ -6,7 +6,16 @@ for a secret. Each incoming body turns into domain values once, here.
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from control_plane.contract.credential import to_wire
@@ -27,6 +36,7 @@ from control_plane.contract.placement import (
     placement_to_json,
 )
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
+from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
 from control_plane.core.records import Client, Session, TenantAllowRule
 from control_plane.credentials import Described
@@ -68,12 +78,11 @@ def _host(value: str) -> str:
         raise PydanticCustomError("host", "{reason}", {"reason": str(error)}) from None
 
 
-def _method(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            check_methods(frozenset({value}))
-        except InvalidDestinationError as error:
-            raise PydanticCustomError("method", "{reason}", {"reason": str(error)}) from None
+def _method(value: str) -> str:
+    try:
+        check_methods(frozenset({value}))
+    except InvalidDestinationError as error:
+        raise PydanticCustomError("method", "{reason}", {"reason": str(error)}) from None
     return value
 
 
@@ -98,12 +107,12 @@ CredentialName = Annotated[str, StringConstraints(pattern=CREDENTIAL_NAME)]
 Printable = Annotated[str, StringConstraints(pattern=PRINTABLE)]
 Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
 ObjectId = Annotated[str, StringConstraints(pattern=OBJECT_ID)]
-Method = Annotated[str, BeforeValidator(_method), Field(json_schema_extra={"pattern": "^[A-Z][A-Z-]{0,31}$"})]
+Method = Annotated[str, AfterValidator(_method), Field(json_schema_extra={"pattern": "^[A-Z][A-Z-]{0,31}$"})]
 Methods = Annotated[list[Method], Field(min_length=1, max_length=MAX_ITEMS)]
-PathPrefix = Annotated[str, StringConstraints(max_length=1024), BeforeValidator(_path_prefix)]
-Host = Annotated[str, StringConstraints(max_length=255), BeforeValidator(_host)]
+PathPrefix = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_path_prefix)]
+Host = Annotated[str, StringConstraints(max_length=255), AfterValidator(_host)]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
-UnixSeconds = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
+UnixSeconds = Annotated[float, Field(ge=0, le=MAX_UNIX_SECONDS, allow_inf_nan=False)]
 
 PLACEMENT_SCHEMA: Final[dict[str, Any]] = {
     "oneOf": [
@@ -332,7 +341,7 @@ class GrantOut(_Outgoing):
             client=grant.client,
             methods=sorted(grant.methods) if grant.methods is not None else None,
             path_prefixes=sorted(grant.path_prefixes) if grant.path_prefixes is not None else None,
-            until=grant.until,
+            until=within_calendar(grant.until) if grant.until is not None else None,
             created_at=grant.created_at,
         )
 

@@ -3,12 +3,14 @@
 Rule: names, never values. Whatever a record's texts hold, a placeholder in them is replaced, and they are cut to size.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from control_plane.contract.placeholder import redact
 from control_plane.contract.wire import AuditEvent
+from control_plane.core.moments import is_within_calendar, within_calendar
 
 MAX_TEXT: Final = 256
 _LIMITS: Final = {
@@ -42,9 +44,22 @@ def cleaned(event: AuditEvent) -> AuditEvent:
     return replace(event, **texts, extra=extra)
 
 
+def readable(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as it is shown, also one that was stored with a moment of no calendar."""
+    at = stored.get("at")
+    return {**stored, "at": within_calendar(at)} if isinstance(at, int | float) else dict(stored)
+
+
 def event_to_json(event: AuditEvent) -> dict[str, Any]:
     """Without what is absent: most events fill a third of the fields."""
     return {name: _plain(value) for name, value in asdict(event).items() if value not in (None, "", {})}
+
+
+def dated(event: AuditEvent, *, now: float) -> AuditEvent:
+    """The event at a moment that there is: its own, or else now, and what it said is noted."""
+    if is_within_calendar(event.at):
+        return event
+    return replace(event, at=now, extra={**event.extra, "reported_at": repr(event.at)})
 
 
 def gap(*, event_id: str, at: float, request_id: str, proxy: str, dropped: int) -> AuditEvent:

@@ -5,6 +5,7 @@ at the edge and is never "repaired".
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from control_plane.contract.placeholder import BASE62
@@ -17,6 +18,15 @@ OBJECT_ID: Final = r"^[0-9A-Za-z_]{1,64}$"
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]{1,255}$"
 """Subjects and roles: an identity provider's own strings, without control characters."""
 VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+
+IN_WORDS: Final[Mapping[str, str]] = {
+    CREDENTIAL_NAME: "1 to 40 lower-case letters, digits and '-', beginning and ending with a letter or digit",
+    TENANT_ID: "1 to 64 lower-case letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
+    OBJECT_ID: "an id: 1 to 64 letters, digits and '_'",
+    PRINTABLE: "1 to 255 characters without control characters",
+    VARIABLE: "an environment variable: 1 to 128 letters, digits and '_', not beginning with a digit",
+}
+"""What a pattern lets through, for whoever wrote something else. (A client's id is like a tenant's.)"""
 
 ID_ENTROPY_BYTES: Final = 16
 

@@ -1,6 +1,7 @@
 """A listener opened for one run: it proves the caller, and is otherwise not there."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from coatcheck.relay import Way, loopback_listener, relaying
+from coatcheck.terminal import CommandError
 from egress_proxy.preamble import preamble
 
 CREDENTIAL = "coatprx1" + "A" * 28
@@ -123,6 +125,39 @@ async def test_without_a_proxy_the_client_gets_an_answer_that_says_what_to_do() 
 
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"coatcheck status" in answer
+
+
+@pytest.mark.guards("coatcheck/relay.py", "self._require_unchanged(port, proxy_side)", "pass")
+async def test_a_port_that_is_no_longer_the_stacks_gets_no_credential() -> None:
+    def port() -> int:
+        if not asked:
+            raise CommandError("the local stack has ended")
+        return asked.pop()
+
+    async def credential() -> str:
+        return CREDENTIAL
+
+    heard: list[bytes] = []
+
+    async def strange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            heard.append(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(strange, "127.0.0.1", 0)
+    asked: list[int] = [server.sockets[0].getsockname()[1]]
+    listener = loopback_listener()
+    async with (
+        server,
+        asyncio.timeout(SECONDS),
+        relaying(listener, Way(port, credential)),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.getsockname()[1])
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"".join(heard) == b""
 
 
 async def test_at_the_end_every_connection_is_cut() -> None:

@@ -1,11 +1,14 @@
 """The local stack as a process: started once, found by everybody, stopped in an orderly way."""
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coatcheck.stack import find_stack, is_unlocked, joined_stack, read_record
-from coatcheck.state import StateFolder
+from coatcheck.client import ControlPlane
+from coatcheck.record import RunningStack, is_unlocked, read_record, start_identity, write_record
+from coatcheck.stack import find_stack, joined_stack
+from coatcheck.state import StateFolder, prepare
+from coatcheck.terminal import CommandError
+from control_plane.contract.secret import Secret
 from tests.coatcheck.waiting import wait_until
 from tests.support.local_stack import ANY_PORTS, LocalStack
 from tests.support.processes import COMMAND, clean_environment
@@ -104,10 +111,132 @@ def test_another_control_plane_at_the_recorded_address_is_not_taken_for_ours(
     other.client_secret_file("local-runtime").write_text("nor-its-secret")
     other.stack_file.write_text((shared_stack.home / "stack.json").read_text())
 
-    found = find_stack(other)
+    with held(other.stack_lock):
+        found = find_stack(other)
 
     assert found is None
     assert read_record(other) is not None
+
+
+@pytest.mark.guards("coatcheck/record.py", "if stack is None or is_unlocked(state.stack_lock):", "if stack is None:")
+@pytest.mark.guards(
+    "coatcheck/record.py", "return stack if stack.start_identity == start_identity(stack.pid) else None", "return stack"
+)
+@pytest.mark.parametrize("ended", ["its lock is free", "its process is another one"])
+def test_nothing_secret_is_sent_to_a_port_that_the_stack_no_longer_holds(tmp_path: Path, ended: str) -> None:
+    state = StateFolder(tmp_path)
+    (state.home / "secrets").mkdir()
+    state.admin_token_file.write_text("the-admin-token")
+    state.client_secret_file("local-runtime").write_text("the-runtime-secret")
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        identity = start_identity(os.getpid()) if ended == "its lock is free" else "another-boot/1"
+        url = f"http://127.0.0.1:{thief.getsockname()[1]}"
+        write_record(state, RunningStack(os.getpid(), url, 1, 2, 3, 0.0, until_unused=False, start_identity=identity))
+        with (
+            contextlib.nullcontext() if ended == "its lock is free" else held(state.stack_lock),
+            ControlPlane.of(state) as control_plane,
+        ):
+            for call in (
+                control_plane.credentials,
+                lambda: control_plane.open_session("local"),
+                lambda: control_plane.exchange("token", "weather"),
+            ):
+                with pytest.raises(CommandError, match="has ended"):
+                    call()
+        found = find_stack(state)
+
+        thief.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            thief.accept()
+    assert found is None
+
+
+def test_what_does_not_answer_as_a_control_plane_is_told_in_one_line(tmp_path: Path) -> None:
+    with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}") as url:
+        odd = ControlPlane(lambda: url, admin_token=Secret.submitted("a"), runtime_secret=Secret.submitted("r"))
+        for call in (odd.credentials, lambda: odd.open_session("local"), lambda: odd.exchange("token", "weather")):
+            with pytest.raises(CommandError, match="does not answer as a control plane"):
+                call()
+
+
+def test_a_stack_that_moved_to_another_port_is_found_there(tmp_path: Path) -> None:
+    with socket.socket() as nobody, serving(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"items":[]}') as url:
+        nobody.bind(("127.0.0.1", 0))
+        places = iter([f"http://127.0.0.1:{nobody.getsockname()[1]}", url, url])
+        moved = ControlPlane(
+            lambda: next(places), admin_token=Secret.submitted("a"), runtime_secret=Secret.submitted("r")
+        )
+
+        assert moved.credentials() == []
+
+
+def test_whoever_finds_a_stack_that_is_ending_becomes_the_next_one(own_stack: LocalStack) -> None:
+    own_stack.home.mkdir(mode=0o700)
+    with held(own_stack.home / "stack.lock"):  # as one does that drains: it holds its lock, and has no record
+        starting = subprocess.Popen(
+            [str(COMMAND), "--home", str(own_stack.home), "--json", "up", "--detach", *ANY_PORTS],
+            env=clean_environment(HOME=str(own_stack.user_home)), stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        wait_until(20, (own_stack.home / "stack.log").exists)
+        released = time.monotonic()
+
+    out, _ = starting.communicate(timeout=60)
+
+    assert json.loads(out)["running"] is True
+    assert time.monotonic() - released < 30
+
+
+@pytest.mark.guards("coatcheck/host.py", "            await _require_ready(control_plane.url)\n", "")
+def test_a_wrong_key_encryption_key_stops_the_start_at_once_with_the_reason(own_stack: LocalStack) -> None:
+    own_stack.coatcheck("credential", "list")
+    wait_until(20, lambda: is_unlocked(own_stack.home / "stack.lock"))
+    (own_stack.home / "kek" / "1.hex").write_text("ab" * 32 + "\n")
+    began = time.monotonic()
+
+    refused = own_stack.coatcheck("up", "--detach", *ANY_PORTS, status=1)
+
+    assert "the control plane is not ready" in refused.stderr
+    assert "kek/" in refused.stderr
+    assert time.monotonic() - began < 20
+
+
+def test_a_file_that_is_no_database_stops_the_start_with_its_name(own_stack: LocalStack) -> None:
+    prepare(StateFolder(own_stack.home))
+    database = own_stack.home / "control-plane.sqlite"
+    database.touch(mode=0o600)
+    database.write_bytes(b"this is no database " * 100)
+
+    refused = own_stack.coatcheck("up", "--detach", *ANY_PORTS, status=1)
+
+    assert f"{database} cannot be used as a database" in refused.stderr
+    assert "backup" in refused.stderr
+
+
+@contextlib.contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """The lock as a living stack holds it."""
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def serving(answer: bytes) -> Iterator[str]:
+    """A loopback port that gives every request the same answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_taken_port_is_named_with_the_option_that_takes_another(own_stack: LocalStack) -> None:

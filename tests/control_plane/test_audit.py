@@ -1,5 +1,7 @@
 """The audit trail: what proxies report, what the control plane itself decided, and how both are read."""
 
+import json
+import time
 from typing import Any
 
 import httpx
@@ -182,3 +184,60 @@ def test_every_act_of_the_administrator_is_in_the_trail(workspace: Workspace) ->
     assert all(item["request_id"].startswith("req_") for item in trail)
     assert SECRET not in str(trail)
     assert "a-new-key" not in str(trail)
+
+
+# --- from proxies that say odd things --------------------------------------------------------------------------------
+
+
+ODD_MOMENTS = ["NaN", "Infinity", "-Infinity", "1e300", "-1", "253402300800"]
+
+
+@pytest.mark.guards("control_plane/core/audit.py", "if is_within_calendar(event.at):", "if True:")
+@pytest.mark.parametrize("moment", ODD_MOMENTS)
+def test_a_moment_of_no_calendar_is_recorded_as_now(workspace: Workspace, moment: str) -> None:
+    one, other = event(workspace, 1), event(workspace, 2)
+    body = json.dumps({"events": [one, other]}).replace(str(one["at"]), moment)
+
+    response = workspace.control_plane.http.post("/internal/audit", content=body, auth=PROXY)
+
+    first, second = reported(workspace)
+    assert response.status_code == 204, response.text
+    assert abs(first["at"] - time.time()) < 60
+    assert first["extra"]["reported_at"]
+    assert second["at"] == other["at"]
+
+
+@pytest.mark.parametrize("moment", ["Infinity", "1e300", "NaN", "-1e300"])
+def test_an_odd_moment_in_a_stored_record_stops_nobody_reading(workspace: Workspace, moment: str) -> None:
+    report(workspace, event(workspace, 1), event(workspace, 2))
+    ((record,),) = workspace.control_plane.look(
+        "SELECT record FROM audit_events WHERE event_id = ?", event(workspace, 1)["event_id"]
+    )
+    odd = record.replace(str(event(workspace, 1)["at"]), moment)
+    workspace.control_plane.edit("UPDATE audit_events SET record = ? WHERE record = ?", odd, record)
+
+    first, second = reported(workspace)
+
+    assert 0 <= first["at"] <= 253_402_300_799
+    assert second["at"] == event(workspace, 2)["at"]
+
+
+def test_a_newer_proxys_codes_are_kept_and_its_batch_is_not_lost(workspace: Workspace) -> None:
+    newer = event(workspace, 1, action="refuse", code="code_of_tomorrow", true_code="another_of_tomorrow")
+    known = event(workspace, 2, action="refuse", code="destination_denied")
+
+    response = report(workspace, newer, known)
+
+    first, second = reported(workspace)
+    assert response.status_code == 204
+    assert "code" not in first
+    assert (first["extra"]["unknown_code"], first["extra"]["unknown_true_code"]) == (
+        "code_of_tomorrow",
+        "another_of_tomorrow",
+    )
+    assert second["code"] == "destination_denied"
+
+
+@pytest.mark.parametrize("code", [1, True, [], {}])
+def test_a_code_that_is_no_text_is_no_newer_code(workspace: Workspace, code: object) -> None:
+    assert report(workspace, event(workspace, code=code)).status_code == 400

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import ssl
 import subprocess
@@ -177,6 +178,22 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "COATCHECK_CONTROL_PLANE_CLIENTS_FILE": str(folder / "clients.json"),
         "COATCHECK_CONTROL_PLANE_PROXY_BASE_URL": settings.proxy_base_url,
     } | more
+
+
+@pytest.mark.guards(
+    "control_plane/hardening.py", "    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n", "    pass\n"
+)
+def test_a_process_leaves_no_image_of_its_memory(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+
+        core_limit = resource.prlimit(process.pid, resource.RLIMIT_CORE)
+
+        process.send_signal(signal.SIGTERM)
+    assert core_limit == (0, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

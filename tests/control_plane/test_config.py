@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from control_plane.adapters.keyring import KeyFileError, generate_kek_file, read_kek_files
+from control_plane.adapters.sql.engine import UnsupportedDatabaseError, open_database
 from control_plane.clients_file import ClientsFileError, read_clients_file
 from control_plane.config import PREFIX, Settings, UnknownSettingError, refuse_unknown_names
 from control_plane.core.sealing import Kek
@@ -101,6 +102,50 @@ def test_a_setting_with_an_impossible_value_is_refused(wrong: dict[str, Any]) ->
 
 
 # --- key-encryption keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["control-plane.sqlite", "sqlite:///x", "mysql://u:hunter2@h/d", "postgresql://u:hunter2@h/d", "://"]
+)
+def test_a_database_url_of_another_form_is_refused_with_the_right_ones_and_not_quoted(url: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(kek_files=(Path("kek"),), database_url=url)
+
+    assert "sqlite+aiosqlite:////path/to/file or postgresql+asyncpg://" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://u:hunter2@h:port/d", "sqlite+aiosqlite:", "nowhere"])
+def test_a_database_url_that_cannot_be_read_is_refused_too(url: str) -> None:
+    with pytest.raises(UnsupportedDatabaseError) as refused:
+        open_database(url)
+
+    assert "sqlite+aiosqlite:////" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+OPEN_TO_OTHERS = ["0.0.0.0:8470", "[::]:8470", "10.0.0.1:8470", ":8470", "control-plane.internal:8470", "0.0.0.0"]
+
+
+@pytest.mark.guards(
+    "control_plane/config.py",
+    'if self.tls_cert_file is None and self.plaintext_listener != "accepted-risk" and not _is_loopback(self.listen):',
+    "if False:",
+)
+@pytest.mark.parametrize("listen", OPEN_TO_OTHERS)
+def test_a_listener_for_other_machines_is_tls_or_an_accepted_risk(listen: str) -> None:
+    fields: dict[str, Any] = {"kek_files": (Path("kek"),), "database_url": "sqlite+aiosqlite:////x", "listen": listen}
+
+    with pytest.raises(ValidationError, match="PLAINTEXT_LISTENER=accepted-risk"):
+        Settings(**fields)
+
+    Settings(**fields, plaintext_listener="accepted-risk")
+    Settings(**fields, tls_cert_file=Path("cert"), tls_key_file=Path("key"))
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.2:8470", "[::1]:8470", "localhost:8470", "127.0.0.1"])
+def test_a_listener_for_this_machine_alone_needs_no_tls(listen: str) -> None:
+    Settings(kek_files=(Path("kek"),), database_url="sqlite+aiosqlite:////x", listen=listen)
 
 
 def test_the_ring_is_read_in_its_order(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from control_plane.contract.caller import CredentialId, TenantId
 from control_plane.contract.destination import parse_destination
 from control_plane.contract.placement import BEARER, HeaderPlacement, QueryPlacement
 from control_plane.contract.secret import Secret
-from control_plane.core.records import Credential
+from control_plane.core.records import Credential, CredentialVersion, VersionState
 from control_plane.core.sealing import Kek
 from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
 
@@ -38,10 +38,34 @@ def custody(*ring: Kek) -> Custody:
     return Custody(ring, entropy=os.urandom)
 
 
+def opened(
+    custody: Custody,
+    envelope: bytes | None,
+    credential: Credential,
+    *,
+    version: int,
+    state: VersionState = VersionState.ACTIVE,
+) -> Secret:
+    """The envelope, from where the credential's version of that number is kept."""
+    row = CredentialVersion(credential.id, version, credential.tenant, state, NEW.id, envelope, created_at=0)
+    return open_secret(custody, row, replace(credential, current_version=version))
+
+
+@pytest.mark.guards(
+    "control_plane/custody.py", "if version is None or version.state is not VersionState.ACTIVE:", "if version is None:"
+)
+@pytest.mark.parametrize("state", [VersionState.RETIRED, VersionState.REVOKED])
+def test_an_envelope_put_back_into_a_version_that_is_over_does_not_open(state: VersionState) -> None:
+    sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)
+
+    with pytest.raises(UnopenableError):
+        opened(custody(NEW), sealed.envelope, CREDENTIAL, version=1, state=state)
+
+
 def test_a_sealed_secret_opens_for_its_own_row() -> None:
     sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)
 
-    assert open_secret(custody(NEW), sealed.envelope, CREDENTIAL, version=1) == SECRET
+    assert opened(custody(NEW), sealed.envelope, CREDENTIAL, version=1) == SECRET
     assert SECRET.reveal().encode() not in sealed.envelope
     assert sealed.kek_id == NEW.id
 
@@ -52,14 +76,14 @@ def test_the_newest_key_seals_and_every_key_of_the_ring_opens() -> None:
 
     assert after.kek_id == NEW.id
     for sealed in (before, after):
-        assert open_secret(custody(NEW, OLD), sealed.envelope, CREDENTIAL, version=1) == SECRET
+        assert opened(custody(NEW, OLD), sealed.envelope, CREDENTIAL, version=1) == SECRET
 
 
 def test_a_ring_without_the_key_opens_nothing() -> None:
     sealed = seal_secret(custody(OLD), SECRET, CREDENTIAL, version=1)
 
     with pytest.raises(UnopenableError):
-        open_secret(custody(NEW, FOREIGN), sealed.envelope, CREDENTIAL, version=1)
+        opened(custody(NEW, FOREIGN), sealed.envelope, CREDENTIAL, version=1)
 
 
 MOVED = {
@@ -103,7 +127,7 @@ def test_an_envelope_moved_to_another_row_or_reach_does_not_open(row: Credential
     sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)
 
     with pytest.raises(UnopenableError):
-        open_secret(custody(NEW), sealed.envelope, row, version=1)
+        opened(custody(NEW), sealed.envelope, row, version=1)
 
 
 @pytest.mark.guards("control_plane/core/sealing.py", '"version": version,', '"version": 1,')
@@ -111,14 +135,14 @@ def test_an_envelope_of_another_version_does_not_open() -> None:
     sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)
 
     with pytest.raises(UnopenableError):
-        open_secret(custody(NEW), sealed.envelope, CREDENTIAL, version=2)
+        opened(custody(NEW), sealed.envelope, CREDENTIAL, version=2)
 
 
 def test_what_does_not_decide_where_a_secret_goes_does_not_keep_it_from_opening() -> None:
     sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)
     renamed = replace(CREDENTIAL, name="other", variables=(), credential_required=True, updated_at=9)
 
-    assert open_secret(custody(NEW), sealed.envelope, renamed, version=1) == SECRET
+    assert opened(custody(NEW), sealed.envelope, renamed, version=1) == SECRET
 
 
 @given(st.data())
@@ -128,7 +152,7 @@ def test_an_envelope_with_any_bit_flipped_does_not_open(data: st.DataObject) -> 
     envelope[bit // 8] ^= 1 << bit % 8
 
     with pytest.raises(UnopenableError):
-        open_secret(custody(NEW), bytes(envelope), CREDENTIAL, version=1)
+        opened(custody(NEW), bytes(envelope), CREDENTIAL, version=1)
 
 
 @given(st.binary(max_size=200))
@@ -142,7 +166,7 @@ def test_a_cut_envelope_does_not_open(length: int) -> None:
     envelope = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1).envelope
 
     with pytest.raises(UnopenableError):
-        open_secret(custody(NEW), envelope[: min(length, len(envelope) - 1)], CREDENTIAL, version=1)
+        opened(custody(NEW), envelope[: min(length, len(envelope) - 1)], CREDENTIAL, version=1)
 
 
 def test_a_wrapped_key_of_another_row_does_not_open_this_one() -> None:
@@ -151,7 +175,7 @@ def test_a_wrapped_key_of_another_row_does_not_open_this_one() -> None:
     wrapped = 1 + 12 + 32 + 16
 
     with pytest.raises(UnopenableError):
-        open_secret(custody(NEW), other[:wrapped] + mine[wrapped:], CREDENTIAL, version=1)
+        opened(custody(NEW), other[:wrapped] + mine[wrapped:], CREDENTIAL, version=1)
 
 
 def test_the_same_secret_is_never_sealed_to_the_same_bytes() -> None:
@@ -165,7 +189,7 @@ def test_neither_a_key_nor_a_failure_shows_what_it_holds() -> None:
     sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)
 
     with pytest.raises(UnopenableError) as failure:
-        open_secret(custody(FOREIGN), sealed.envelope, CREDENTIAL, version=1)
+        opened(custody(FOREIGN), sealed.envelope, CREDENTIAL, version=1)
 
     assert str(failure.value) == "the envelope does not open"
     assert failure.value.__cause__ is None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.control_plane.serving import ControlPlane
-from tests.control_plane.workspace import ENDPOINT, HOST, Json, Workspace
+from tests.control_plane.workspace import ENDPOINT, HOST, SECRET, Json, Workspace
 
 VICTIM_SECRET, ATTACKER_SECRET = "victims-key-0123456789", "attackers-key-0123456789"
 
@@ -180,3 +180,42 @@ def test_a_row_that_cannot_be_read_is_unavailable_and_the_others_work(
     assert_unavailable(attacker.resolve(issued), ATTACKER_SECRET)
     assert attacker.resolve(attacker.exchange(audience="second"))["secret"] == "second-key-0123456789"
     assert attacker.control_plane.admin("GET", attacker.path("credentials")).status_code == 200
+
+
+# --- rows put back as they were --------------------------------------------------------------------------------------
+
+
+@pytest.mark.guards(
+    "control_plane/credentials.py",
+    "return await self._next_version(records, new, secret, VersionState.RETIRED)",
+    "await records.versions.replace(self._sealed(secret, new, version=1))\n        return new",
+)
+def test_a_narrowed_credential_put_back_to_its_wider_rows_does_not_open(workspace: Workspace) -> None:
+    old_endpoint = ENDPOINT | {"host": "old.example"}
+    credential = workspace.add_credential(destinations=[{"url": f"https://{HOST}"}, {"url": "https://old.example"}])
+    workspace.grant()
+    plane = workspace.control_plane
+    ((destinations,),) = plane.look("SELECT destinations FROM credentials WHERE id = ?", credential["id"])
+    envelope = envelope_of(workspace, credential)
+    workspace.patch_credential({"destinations": [{"url": f"https://{HOST}"}]}).raise_for_status()
+    issued = workspace.exchange()
+    assert workspace.resolve(issued, endpoint=old_endpoint)["code"] == "destination_denied"
+
+    plane.edit("UPDATE credentials SET destinations = ? WHERE id = ?", destinations, credential["id"])
+    plane.edit("UPDATE credential_versions SET envelope = ? WHERE credential_id = ?", envelope, credential["id"])
+
+    for current_version in (2, 1):
+        plane.edit("UPDATE credentials SET current_version = ? WHERE id = ?", current_version, credential["id"])
+        assert_unavailable(workspace.resolve(issued, endpoint=old_endpoint), SECRET)
+
+
+def test_a_compromised_version_put_back_does_not_open(attacker: Workspace) -> None:
+    credential = attacker.credential()
+    envelope = envelope_of(attacker, credential)
+    attacker.rotate("newer-key-0123456789", compromised=True)
+    set_envelope(attacker, credential, envelope)
+    attacker.control_plane.edit("UPDATE credentials SET current_version = 1 WHERE id = ?", credential["id"])
+
+    answer = attacker.resolve(attacker.exchange())
+
+    assert_unavailable(answer, ATTACKER_SECRET, "newer-key")

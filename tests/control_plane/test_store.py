@@ -1,7 +1,10 @@
 """The store's one suite, on SQLite and on PostgreSQL: what is written is read back, in its scope and nowhere else."""
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from control_plane.adapters.memory.wake import LocalWake
-from control_plane.adapters.sql.engine import Database, UnsupportedDatabaseError, open_database
+from control_plane.adapters.sql.engine import WRITER_WAITS_SECONDS, Database, UnsupportedDatabaseError, open_database
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.repositories import ScopeError
 from control_plane.adapters.sql.store import SqlStore
@@ -670,3 +673,35 @@ def test_a_new_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     open_database(f"sqlite+aiosqlite:///{tmp_path / 'new' / 'x.sqlite'}")
 
     assert (tmp_path / "new" / "x.sqlite").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.long
+@pytest.mark.guards(
+    "control_plane/adapters/sql/store.py",
+    "deadline = time.monotonic() + WRITER_WAITS_SECONDS",
+    "deadline = time.monotonic() + WRITER_WAITS_SECONDS + 3",
+)
+async def test_writers_that_queue_for_a_locked_file_wait_once_not_one_after_another(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite"
+    database = open_database(f"sqlite+aiosqlite:///{file}")
+    await migrate(database.engine)
+    store = SqlStore(database, LocalWake())
+    took: list[float] = []
+
+    async def write() -> None:
+        began = time.monotonic()
+        with pytest.raises(RefusedError) as refused:
+            async with store.write(PLATFORM):
+                pass
+        assert refused.value.refusal.code is RefusalCode.STORE_UNAVAILABLE
+        took.append(time.monotonic() - began)
+
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await asyncio.gather(*(write() for _ in range(3)))
+        other.execute("ROLLBACK")
+
+    async with store.write(PLATFORM) as records:
+        await records.tenants.add(Tenant(ACME, 1.5))
+    await database.close()
+    assert max(took) < WRITER_WAITS_SECONDS + 2

@@ -1,5 +1,10 @@
 """A runtime wired from settings alone: alive before its control plane is, and closed until then."""
 
+import os
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -75,3 +80,33 @@ async def test_a_missing_certificate_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         async with running(odd):
             pass
+
+
+PROGRAM = """
+import os, uvloop
+from runtime.bootstrap import serve
+from runtime.config import settings_from_environment
+uvloop.run(serve(settings_from_environment(os.environ)))
+"""
+
+
+@pytest.mark.guards("runtime/hardening.py", "    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n", "    pass\n")
+def test_a_process_leaves_no_image_of_its_memory(tmp_path: Path) -> None:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "COATCHECK_RUNTIME_LISTEN": "127.0.0.1:0",
+        "COATCHECK_RUNTIME_CONTROL_PLANE_URL": "http://127.0.0.1:9",
+        "COATCHECK_RUNTIME_CLIENT_ID": "runtime-1",
+        "COATCHECK_RUNTIME_CLIENT_SECRET_FILE": str(private_file(tmp_path / "secret", "client-secret")),
+        "COATCHECK_RUNTIME_MODEL": "coat-1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+
+        core_limit = resource.prlimit(process.pid, resource.RLIMIT_CORE)
+
+        process.send_signal(signal.SIGTERM)
+    assert core_limit == (0, 0)

@@ -93,3 +93,21 @@ def test_settings_are_made_in_code_with_the_same_names() -> None:
     made: dict[str, Any] = {"listen": ("127.0.0.1", 0), "control_plane_url": "http://x", "client_id": "r"}
 
     assert Settings(**made, client_secret_file=Path("f"), model="m").listen == ("127.0.0.1", 0)
+
+
+@pytest.mark.guards(
+    "runtime/config.py",
+    'if self.tls_cert_file is None and self.plaintext_listener != "accepted-risk" and not _is_loopback(host):',
+    "if False:",
+)
+@pytest.mark.parametrize("listen", ["0.0.0.0:8474", "[::]:8474", "10.0.0.1:8474", ":8474", "runtime.internal:8474"])
+def test_a_listener_for_other_machines_is_tls_or_an_accepted_risk(listen: str) -> None:
+    given = GOOD | {"COATCHECK_RUNTIME_LISTEN": listen}
+
+    with pytest.raises(ValidationError, match="PLAINTEXT_LISTENER=accepted-risk"):
+        settings_from_environment(given)
+
+    settings_from_environment(given | {"COATCHECK_RUNTIME_PLAINTEXT_LISTENER": "accepted-risk"})
+    settings_from_environment(
+        given | {"COATCHECK_RUNTIME_TLS_CERT_FILE": "cert.pem", "COATCHECK_RUNTIME_TLS_KEY_FILE": "key.pem"}
+    )

@@ -9,7 +9,9 @@ two states), writers with BEGIN IMMEDIATE so that they queue instead of failing 
 READ, so that an answer and its outbox position are of one moment.
 """
 
+import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +19,22 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 WRITER: Final = "coatcheck_writer"
 """Execution option of a connection that is going to write."""
 
-_WRITER_WAITS_MILLISECONDS: Final = 10_000
+WRITER_DEADLINE: Final = "coatcheck_writer_deadline"
+"""And until when (on the monotonic clock) it waits for others to finish writing."""
+
+WRITER_WAITS_SECONDS: Final = 10.0
+_WAITS: Final = "coatcheck_waits_seconds"
 _READER_WAITS_MILLISECONDS: Final = 250
 """Readers wait only while another process recovers or converts the file; the event loop waits with them."""
+
+
+DATABASE_URLS: Final = "sqlite+aiosqlite:////path/to/file or postgresql+asyncpg://user:password@host/database"
 
 
 class UnsupportedDatabaseError(ValueError):
@@ -47,7 +57,11 @@ class Database:
 
 def open_database(database_url: str) -> Database:
     """Raises `UnsupportedDatabaseError`; connects only when used."""
-    url = make_url(database_url)
+    try:
+        url = make_url(database_url)
+    except (ArgumentError, ValueError):
+        # Its own message quotes the URL, in which a password may be.
+        raise UnsupportedDatabaseError(f"the database's URL cannot be read; it is {DATABASE_URLS}") from None
     match url.drivername:
         case "sqlite+aiosqlite":
             if not url.database or url.database == ":memory:":
@@ -56,18 +70,23 @@ def open_database(database_url: str) -> Database:
             return _open_sqlite(url)
         case "postgresql+asyncpg":
             engine = create_async_engine(
-                url, hide_parameters=True, pool_pre_ping=True, pool_size=10, connect_args={"timeout": 10}
+                url,
+                hide_parameters=True,
+                pool_pre_ping=True,
+                pool_size=10,
+                pool_timeout=WRITER_WAITS_SECONDS,
+                connect_args={"timeout": 10},
             )
             return Database(engine, reader=None)
         case other:
-            raise UnsupportedDatabaseError(f"{other} is neither sqlite+aiosqlite nor postgresql+asyncpg")
+            raise UnsupportedDatabaseError(f"{other} is no database that we run on; the URL is {DATABASE_URLS}")
 
 
 def _open_sqlite(url: URL) -> Database:
     engine = create_async_engine(url, hide_parameters=True, pool_size=4, max_overflow=0)
     reader = create_engine(url.set(drivername="sqlite"), hide_parameters=True, pool_size=4, max_overflow=-1)
     for sync_engine, milliseconds in (
-        (engine.sync_engine, _WRITER_WAITS_MILLISECONDS),
+        (engine.sync_engine, int(WRITER_WAITS_SECONDS * 1000)),
         (reader, _READER_WAITS_MILLISECONDS),
     ):
         event.listen(sync_engine, "connect", _preparing(milliseconds))
@@ -99,5 +118,16 @@ def _preparing(busy_milliseconds: int) -> Callable[[Any, Any], None]:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(WRITER, False)
+    options = connection.get_execution_options()
+    writes = options.get(WRITER, False)
+    if (deadline := options.get(WRITER_DEADLINE)) is not None:
+        _wait_until(connection, deadline)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _wait_until(connection: Connection, deadline: float) -> None:
+    """Sets how long the database waits for another writer: for what is left of the time, in steps of a second."""
+    seconds = max(0, math.ceil(deadline - time.monotonic()))
+    if connection.info.get(_WAITS) != seconds:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={seconds * 1000}")
+        connection.info[_WAITS] = seconds

@@ -4,14 +4,15 @@ Rule: a database that does not answer is `store_unavailable`, never "not found".
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 import structlog
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from control_plane.adapters.sql.engine import WRITER, Database
+from control_plane.adapters.sql.engine import WRITER, WRITER_DEADLINE, WRITER_WAITS_SECONDS, Database
 from control_plane.adapters.sql.repositories import OnTheLoop, SqlRecords, Transaction
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.ports import Scope, Wake
@@ -26,7 +27,7 @@ class SqlStore:
         self._reader = database.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._writer = database.engine.execution_options(**{WRITER: True})
         # SQLite has one writer at a time: queueing here costs less than its busy handler's sleeps.
-        self._one_writer: AbstractAsyncContextManager[object] = asyncio.Lock() if database.reader else nullcontext()
+        self._one_writer = asyncio.Lock() if database.reader else None
 
     @asynccontextmanager
     async def read(self, scope: Scope) -> AsyncIterator[SqlRecords]:
@@ -43,13 +44,28 @@ class SqlStore:
     async def write(self, scope: Scope) -> AsyncIterator[SqlRecords]:
         """A transaction; event streams are woken after its commit when it published anything."""
         with _unavailable_when_away():
-            async with self._one_writer, self._writer.connect() as connection:
+            deadline = time.monotonic() + WRITER_WAITS_SECONDS
+            async with self._turn(deadline), self._writer.connect() as connection:
+                await connection.execution_options(**{WRITER_DEADLINE: deadline})
                 async with connection.begin():
                     tx = Transaction(connection, scope, writes=True)
                     yield SqlRecords(tx)
                     published = await tx.flush()
                 if published:
                     self._wake.announce()
+
+    @asynccontextmanager
+    async def _turn(self, deadline: float) -> AsyncIterator[None]:
+        """One writer at a time. Waiting here and waiting for the database are one wait. Raises `TimeoutError`."""
+        if self._one_writer is None:
+            yield
+            return
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            await self._one_writer.acquire()
+        try:
+            yield
+        finally:
+            self._one_writer.release()
 
 
 class _unavailable_when_away:  # noqa: N801 (reads as a statement)

@@ -1,0 +1,84 @@
+"""uvicorn's HTTP protocol, with the two bounds that it lacks: how large a head may grow, and how long it may take.
+
+Rule: whoever has not yet sent a whole head has not shown anything, and costs little. (RFC 6585 §5: 431; RFC 9110
+§15.5.9: 408.) Everything about a request that is whole is judged in `api`.
+"""
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from control_plane.contract.headers import PROBLEM_JSON, REFUSAL_HEADER, SHOULD_RETRY_HEADER
+from control_plane.contract.refusal import RETRY_MAY_HELP, Refusal, RefusalCode, problem
+
+MAX_HEAD_BYTES: Final = 128 * 1024
+HEAD_SECONDS: Final = 15.0
+
+_REFUSALS: Final = {
+    HTTPStatus.REQUEST_TIMEOUT: Refusal(RefusalCode.REQUEST_TIMEOUT, "the request's head did not come in time"),
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: Refusal(
+        RefusalCode.HEADERS_TOO_LARGE, "the request's header fields are too large"
+    ),
+}
+
+
+class BoundedHttp(HttpToolsProtocol):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._head_is_open = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        super().__init__(*arguments, **options)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_is_open:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_is_open, self._head_bytes = True, 0
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_open = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._stop_waiting()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        refusal = _REFUSALS[status]
+        body = json.dumps(problem(refusal, request_id="")).encode()
+        head = {
+            REFUSAL_HEADER: refusal.code.value,
+            **({} if refusal.code in RETRY_MAY_HELP else {SHOULD_RETRY_HEADER: "false"}),
+            "Content-Type": PROBLEM_JSON,
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in head.items())]
+        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
