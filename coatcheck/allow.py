@@ -7,7 +7,8 @@ import typer
 from coatcheck.client import Json
 from coatcheck.stack import control_plane_of
 from coatcheck.terminal import CommandError, WrongUsageError, done, invocation, listing, show_json, show_table
-from control_plane.contract.destination import InvalidDestinationError, split_authority
+from control_plane.contract.destination import InvalidDestinationError, is_ip_literal, split_authority
+from egress_proxy.core.address import is_public
 
 _NO_PORT: Final = -1
 
@@ -78,14 +79,22 @@ def delete(
 def rule_of(text: str) -> dict[str, Any]:
     """`HOST[:PORT]` as the fields of a rule. Raises `WrongUsageError`."""
     if "://" in text or "/" in text:
-        raise WrongUsageError(
-            f"'{text}' is a URL; allow its host alone, such as api.example.com or api.example.com:8443"
-        )
+        # Not repeated: a URL may hold a password.
+        raise WrongUsageError("that is a URL; allow its host alone, such as api.example.com or api.example.com:8443")
     try:
         host, port = split_authority(text, default_port=_NO_PORT)
     except InvalidDestinationError as error:
-        raise WrongUsageError(f"'{text}' is not HOST[:PORT]: {error}") from None
+        raise WrongUsageError(f"that is not HOST[:PORT]: {error}") from None
     return {"host": host} if port == _NO_PORT else {"host": host, "port": port}
+
+
+def is_internal(host: str | None) -> bool:
+    """Whether a host is spelt as a private, loopback, link-local or metadata address."""
+    if not host:
+        return False
+    if host == "localhost" or host.endswith((".localhost", ".internal")):
+        return True
+    return is_ip_literal(host) and not is_public(host)
 
 
 def describe_rule(rule: Json) -> str:
@@ -98,5 +107,5 @@ def _ids(rules: list[Json], which: str) -> list[str]:
     if not found:
         found = [str(each["id"]) for each in rules if describe_rule(each) == which.lower() and not each.get("session")]
     if not found:
-        raise CommandError(f"no allow rule is '{which}'", "see 'coatcheck allow list'")
+        raise CommandError("there is no such allow rule", "see 'coatcheck allow list'")
     return found

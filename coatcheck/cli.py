@@ -5,6 +5,7 @@ Exit status: 0 done; 1 refused or failed, with one line on standard error that s
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,11 +21,14 @@ from coatcheck.explain import why
 from coatcheck.run import run
 from coatcheck.secret_input import NEVER_AN_ARGUMENT, OPTIONS_PEOPLE_TRY
 from coatcheck.stack import down, status, up
-from coatcheck.terminal import DEFAULT_HOME, CommandError, Invocation, complain
+from coatcheck.terminal import DEFAULT_HOME, CommandError, Invocation, WrongUsageError, complain
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 READER_GONE: Final = 141  # 128 + SIGPIPE
 _OURS: Final = ("coatcheck", "control_plane", "egress_proxy", "runtime")
+
+_NO_SUCH_COMMAND: Final = re.compile(r"No such command '([^']*)'")
+_COMMAND_WORD: Final = re.compile(r"[a-z]+(-[a-z]+){0,2}")
 
 app = typer.Typer(
     name="coatcheck",
@@ -85,6 +89,12 @@ def main() -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """One command; its exit status."""
+    if any(not _is_text(argument) for argument in _read_by_us(arguments)):
+        complain("an argument is not text (UTF-8); see 'coatcheck --help'")
+        return WrongUsageError.exit_code
+    if not _is_text(os.environ.get("COATCHECK_HOME", "")):
+        complain("COATCHECK_HOME is not text (UTF-8); name another state folder")
+        return WrongUsageError.exit_code
     try:
         result = app(args=json_first(arguments), prog_name="coatcheck", standalone_mode=False)
         sys.stdout.flush()
@@ -107,6 +117,23 @@ def run_command(arguments: Sequence[str]) -> int:
         return 1
 
 
+def _read_by_us(arguments: Sequence[str]) -> Sequence[str]:
+    """All but CMD and its own arguments, which may be any bytes (names of files, say)."""
+    if "run" not in arguments:
+        return arguments
+    own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
+    after_run = own.index("run") + 1 if "run" in own else len(own)
+    return own if "--" in arguments else own[:after_run]
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:  # bytes that were not UTF-8 come as lone surrogates (PEP 383)
+        return False
+    return True
+
+
 def json_first(arguments: Sequence[str]) -> list[str]:
     """`--json` is taken after the command too, except in `run`, where it may be CMD's own."""
     own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
@@ -127,8 +154,7 @@ def _wrong_usage(error: typer.TyperException) -> int:
     if _was_a_secret(error, path):
         complain(NEVER_AN_ARGUMENT)
     else:
-        said = error.format_message().strip().rstrip(".")
-        complain(f"{said[:1].lower()}{said[1:]}; see '{path} --help'")
+        complain(f"{_without_what_was_typed(error)}; see '{path} --help'")
     return error.exit_code
 
 
@@ -137,6 +163,17 @@ def _was_a_secret(error: typer.TyperException, path: str) -> bool:
     if not path.startswith("coatcheck credential"):
         return False
     return getattr(error, "option_name", None) in OPTIONS_PEOPLE_TRY or "unexpected extra argument" in error.message
+
+
+def _without_what_was_typed(error: typer.TyperException) -> str:
+    """The message; a word that looks like no word of ours may be a secret in the wrong place, and is not repeated."""
+    said = error.format_message().strip().rstrip(".")
+    if "unexpected extra argument" in error.message:
+        return "there are more arguments than this command takes"
+    typed = _NO_SUCH_COMMAND.match(error.message)
+    if error.message.startswith("No such command") and not (typed and _COMMAND_WORD.fullmatch(typed[1])):
+        return "no such command"
+    return f"{said[:1].lower()}{said[1:]}"
 
 
 def _unexpected(error: Exception) -> str:

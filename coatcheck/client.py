@@ -21,6 +21,7 @@ from control_plane.contract.headers import (
     GRANT_TYPE_TOKEN_EXCHANGE,
     TOKEN_TYPE_JWT,
     TOKEN_TYPE_PLACEHOLDER,
+    TOKEN_TYPE_PROXY_CREDENTIAL,
 )
 from control_plane.contract.secret import Secret
 
@@ -44,6 +45,10 @@ class Exchanged:
     """What an exchange gave, with the fields that the commands use."""
 
     answer: Json
+
+    @property
+    def has_placeholder(self) -> bool:
+        return "upstream_credential" in self.answer
 
     @property
     def placeholder(self) -> str:
@@ -162,8 +167,22 @@ class ControlPlane:
     def exchange(self, session_token: str, audience: str) -> Exchanged:
         return self._token(subject_token=session_token, subject_token_type=TOKEN_TYPE_JWT, audience=audience)
 
+    def exchange_for_way_out(self, session_token: str) -> Exchanged:
+        """A proxy credential by itself, for a session that needs no placeholder."""
+        return self._token(
+            subject_token=session_token,
+            subject_token_type=TOKEN_TYPE_JWT,
+            requested_token_type=TOKEN_TYPE_PROXY_CREDENTIAL,
+        )
+
     def renew(self, exchanged: Exchanged) -> Exchanged:
-        """The same placeholder and the same proxy credential, for longer."""
+        """The same placeholder, where there is one, and the same proxy credential, for longer."""
+        if not exchanged.has_placeholder:
+            return self._token(
+                subject_token=exchanged.proxy_credential,
+                subject_token_type=TOKEN_TYPE_PROXY_CREDENTIAL,
+                requested_token_type=TOKEN_TYPE_PROXY_CREDENTIAL,
+            )
         return self._token(
             subject_token=exchanged.placeholder,
             subject_token_type=TOKEN_TYPE_PLACEHOLDER,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from coatcheck.client import Json
+from coatcheck.environment import why_not_a_variable
 from coatcheck.secret_input import read_secret
 from coatcheck.stack import control_plane_of
 from coatcheck.state import SUBJECT
@@ -78,7 +79,13 @@ def add(
     if allow_private and not destination:
         raise WrongUsageError("--allow-private is for the destinations you name; give --destination too")
     if not _NAME.fullmatch(name):
-        raise WrongUsageError(f"'{name}' is no credential name; use up to 40 lower-case letters, digits and hyphens")
+        # Not repeated: whoever takes NAME for the place of the secret has typed it there.
+        raise WrongUsageError(
+            "what stands for NAME is no credential name; use up to 40 lower-case letters, digits and hyphens"
+        )
+    for variable in env or []:
+        if why := why_not_a_variable(variable):
+            raise WrongUsageError(f"--env: {why}; choose another")
     fields: dict[str, Any] = {"name": name}
     if preset is not None:
         fields["preset"] = preset
@@ -244,14 +251,14 @@ def _destination(url: str, *, allow_private: bool) -> Json:
     try:
         return destination_to_json(parse_destination(url, allow_private=allow_private))
     except InvalidDestinationError as error:
-        raise WrongUsageError(f"--destination {url}: {error}") from None
+        raise WrongUsageError(f"--destination: {error}") from None  # the URL may hold a password
 
 
 def _require_preset(preset: str, known: list[str]) -> None:
     if preset not in known:
         close = difflib.get_close_matches(preset, known, n=1)
         todo = f"did you mean '{close[0]}'?" if close else "see 'coatcheck credential presets'"
-        raise CommandError(f"there is no preset '{preset}'", todo)
+        raise CommandError("there is no preset of that name", todo)
 
 
 def _header(text: str) -> Placement:

@@ -6,6 +6,7 @@ ours: a client that went round the proxy would send a placeholder to nowhere.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -42,6 +43,15 @@ _WOULD_WIN_OVER_OURS: Final = frozenset(
     "global_agent_https_proxy global_agent_no_proxy curl_home".split()
 )
 """In lower case; programs read them in either."""
+_PROGRAMS_NEED: Final = frozenset(
+    "path home user logname shell pwd oldpwd term lang ifs ps4 env bash_env tmpdir tz hostname display "
+    "pythonpath pythonhome pythonstartup node_options node_path perl5lib perl5opt perllib rubylib rubyopt classpath "
+    "java_tool_options jdk_java_options _java_options java_home node_use_env_proxy node_tls_reject_unauthorized "
+    "ssl_cert_dir git_ssl_capath git_exec_path openssl_conf gconv_path shellopts bashopts prompt_command".split()
+)
+"""In lower case: with anything else in them programs do not start, or start something else."""
+_OF_THE_LOADER: Final = ("LD_", "DYLD_", "COATCHECK_", "LC_", "XDG_", "GIT_CONFIG")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +91,28 @@ def child_environment(
     return {**kept, **_proxy(way_out), **_certificates(way_out, kept), **base_urls, **placeholders}
 
 
+def why_not_a_variable(name: str) -> str:
+    """Why a placeholder cannot be given in this variable; empty when it can. Never repeats `name`."""
+    if not _VARIABLE.fullmatch(name):
+        return "a variable's name is letters, digits and '_', and does not begin with a digit"
+    ours = {each.lower() for each in (*PROXY_VARIABLES, *NO_PROXY_VARIABLES, *CA_FILE_VARIABLES)}
+    if name.lower() in ours or name.startswith("COATCHECK_"):
+        return "'run' itself sets that variable"
+    if name.lower() in _PROGRAMS_NEED | _WOULD_WIN_OVER_OURS or name.upper().startswith(_OF_THE_LOADER):
+        return "programs need that variable to work"
+    return ""
+
+
 def variables_of(credentials: Iterable[Json]) -> dict[str, str]:
-    """Variable → credential name. Raises `WrongUsageError` where two want the same one, or one of ours."""
-    ours = {*PROXY_VARIABLES, *NO_PROXY_VARIABLES, *CA_FILE_VARIABLES, REVERSE_URL_VARIABLE, "JAVA_TOOL_OPTIONS"}
+    """Variable → credential name. Raises `WrongUsageError` where two want the same one, or one that is taken."""
     found: dict[str, str] = {}
     for credential in credentials:
         name = str(credential["name"])
         for variable in credential["variables"]:
-            if variable in ours:
-                raise WrongUsageError(f"{name} uses {variable}, which 'run' itself sets; store it with another --env")
+            if why := why_not_a_variable(variable):
+                raise WrongUsageError(
+                    f"{name} uses {variable}: {why}; store it with another --env, or choose others with --credential"
+                )
             if variable in found:
                 raise WrongUsageError(
                     f"{found[variable]} and {name} both use {variable}; choose one with --credential, "

@@ -12,6 +12,7 @@ from typing import Annotated, Final, assert_never
 
 import typer
 
+from coatcheck.allow import is_internal
 from coatcheck.audit import where
 from coatcheck.client import Json
 from coatcheck.stack import control_plane_of
@@ -122,14 +123,16 @@ def explain(code: C, event: Json) -> Explanation:
         case C.DESTINATION_DENIED:
             return Explanation(
                 "a destination of a granted credential, or a host that is allowed",
-                "allow the host, if workloads should reach it without a credential",
-                f"coatcheck allow add {host}" if host else "coatcheck allow list",
+                "find out why a program goes there: it is an internal address"
+                if is_internal(event.get("host"))
+                else "allow the host, if workloads should reach it without a credential",
+                "coatcheck allow list" if not host or is_internal(event.get("host")) else f"coatcheck allow add {host}",
             )
         case C.DESTINATION_PRIVATE:
             return Explanation(
                 "a public address; this host leads to a private, loopback, link-local or metadata address",
-                "if that is meant, allow it by name (for a credential: store it anew with --allow-private)",
-                f"coatcheck allow add {host} --allow-private" if host else "coatcheck allow list",
+                "find out why a program goes there; only where an operator means it to, a rule or a destination "
+                "may have --allow-private",
             )
         case C.PLAINTEXT_CREDENTIAL:
             return Explanation(

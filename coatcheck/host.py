@@ -62,7 +62,7 @@ def host_stack(
     state.stack_file.unlink(missing_ok=True)  # left behind by one that crashed: we hold its lock
     prepare(state)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no image of our memory behind
-    plan = _Plan(state, _settled(ports), upstream_ca, until_unused, on_ready)
+    plan = _Plan(state, _settled(ports, insist=not until_unused), upstream_ca, until_unused, on_ready)
     uvloop.run(_host(plan))
     return None
 
@@ -237,9 +237,14 @@ def _lock_or_other(state: StateFolder) -> RunningStack | None:
     )
 
 
-def _settled(ports: Ports) -> Ports:
-    """Every port decided and free: addresses that name each other must be known before anything listens."""
+def _settled(ports: Ports, *, insist: bool) -> Ports:
+    """Every port decided and free: addresses that name each other must be known before anything listens.
+
+    A stack that is started for a command takes another port where one is taken; nobody typed it.
+    """
     asked = dict(zip(DEFAULT_PORTS, (ports.control_plane, ports.proxy, ports.reverse, ports.admin), strict=True))
+    if not insist:
+        asked = {name: port if port_is_free(port) else 0 for name, port in asked.items()}
     for name, port in asked.items():
         if port and not port_is_free(port):
             raise CommandError(

@@ -14,6 +14,8 @@ from coatcheck.terminal import CommandError
 RENEW_AT: Final = 2 / 3
 LONGEST_LOOK_SECONDS: Final = 2.0
 """How soon after a sleep the clock is looked at."""
+WAY_OUT: Final = ""
+"""Stands for the name of a credential, where a run has none: the proxy credential alone is kept alive."""
 _RETRY_SECONDS: Final = 1.0
 
 
@@ -69,7 +71,8 @@ class Lease:
                     self._due = self._clock() + _RETRY_SECONDS
                     return
                 del self._exchanged[name]
-                self._say(f"the placeholder of {name} can no longer be renewed: {refused}")
+                what = "the way out" if name == WAY_OUT else f"the placeholder of {name}"
+                self._say(f"{what} can no longer be renewed: {refused}")
             except CommandError:  # the control plane is away; what we hold stays good until it runs out
                 self._due = self._clock() + _RETRY_SECONDS
                 return

@@ -33,7 +33,7 @@ from typing import Annotated, Final, NoReturn
 import httpx
 import typer
 
-from coatcheck.allow import describe_rule, rule_of
+from coatcheck.allow import describe_rule, is_internal, rule_of
 from coatcheck.audit import events, last_sequence, where
 from coatcheck.child import Child, PassedOnSignals, RelayedTerminal, start_beside_us
 from coatcheck.client import ControlPlane, Exchanged, Json
@@ -45,7 +45,7 @@ from coatcheck.environment import (
     passed_on_keys,
     variables_of,
 )
-from coatcheck.lease import Lease
+from coatcheck.lease import WAY_OUT, Lease
 from coatcheck.record import RunningStack, living_stack, own_stack
 from coatcheck.relay import Way, loopback_listener, relaying
 from coatcheck.sandbox import FORWARD_PORT, REVERSE_PORT, Sandbox, receive, sandbox_for
@@ -141,7 +141,7 @@ def run(
 
 
 def _chosen(stored: list[Json], grants: list[Json], *, names: list[str]) -> list[Json]:
-    """The credentials that CMD gets placeholders for. Raises `CommandError` when there is none."""
+    """The credentials that CMD gets placeholders for. Raises `CommandError` for a name that is not there."""
     now = time.time()
     granted = {
         grant["credential"]
@@ -162,13 +162,7 @@ def _chosen(stored: list[Json], grants: list[Json], *, names: list[str]) -> list
                 f"{name} is not granted to the local subject",
                 f"grant it with 'coatcheck grant add {shlex.quote(name)} --subject {SUBJECT}'",
             )
-    chosen = [by_name[name] for name in dict.fromkeys(names)] or [each for each in stored if each["name"] in granted]
-    if not chosen:
-        raise CommandError(
-            "no credential is granted to the local subject, so there is nothing to run with",
-            "store one with 'coatcheck credential add NAME --preset P' (see 'coatcheck credential presets')",
-        )
-    return chosen
+    return [by_name[name] for name in dict.fromkeys(names)] or [each for each in stored if each["name"] in granted]
 
 
 def _sandbox(choice: SandboxChoice, state: StateFolder, run_folder: Path) -> Sandbox | None:
@@ -215,10 +209,10 @@ def _session(
     try:
         for rule in rules:
             control_plane.add_allow_rule({**rule, "session": session_id})
-        yield (
-            session_id,
-            {each["name"]: control_plane.exchange(session["session_token"], str(each["name"])) for each in chosen},
-        )
+        token = str(session["session_token"])
+        exchanged = {str(each["name"]): control_plane.exchange(token, str(each["name"])) for each in chosen}
+        # Without any, CMD's way out still needs proof of its caller.
+        yield session_id, exchanged or {WAY_OUT: control_plane.exchange_for_way_out(token)}
     finally:
         try:
             control_plane.end_session(session_id)
@@ -384,6 +378,11 @@ def _end(number: int, _: FrameType | None) -> NoReturn:
 
 
 def _say_what_to_know(command: list[str], provision: Provision) -> None:
+    if not provision.chosen:
+        say(
+            "no credential is granted to the local subject: CMD gets no placeholder, and reaches allowed hosts alone "
+            "(store one with 'coatcheck credential add NAME --preset P')"
+        )
     passed_on = provision.unprotected()
     if passed_on:
         say(
@@ -433,11 +432,12 @@ def _refusal_line(event: Json, home: Path) -> str:
     code = str(event["code"])
     if event.get("placeholder_id") is None and event.get("host"):
         host = shlex.quote(describe_rule({"host": event["host"], "port": _odd_port(event)}))
+        if code == RefusalCode.DESTINATION_PRIVATE or (
+            code == RefusalCode.DESTINATION_DENIED and is_internal(str(event["host"]))
+        ):
+            return f"refused {host}: it is, or leads to, an internal address of this machine or its network"
         if code == RefusalCode.DESTINATION_DENIED:
             return f"refused {host}: allow it with '{typed(home, f'coatcheck allow add {host}')}'"
-        if code == RefusalCode.DESTINATION_PRIVATE:
-            allow = typed(home, f"coatcheck allow add {host} --allow-private")
-            return f"refused {host}, a private address: allow it with '{allow}'"
     return f"refused {where(event)}: {code}; '{typed(home, 'coatcheck why ' + str(event['request_id']))}' says why"
 
 

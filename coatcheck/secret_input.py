@@ -29,7 +29,7 @@ def read_secret(secret_file: Path | None, *, credential: str) -> Secret:
 
 def _read(secret_file: Path | None, *, credential: str) -> str:
     if secret_file is not None and secret_file != STANDARD_INPUT:
-        return _decoded(_file_content(secret_file), secret_file.name)
+        return _decoded(_file_content(secret_file), "the file that --secret-file names")
     if sys.stdin.isatty():
         return getpass.getpass(f"Secret for {credential} (not shown): ")
     piped = sys.stdin.buffer.read(MAX_SECRET_BYTES + 3)
@@ -43,8 +43,10 @@ def _file_content(file: Path) -> bytes:
         with file.open("rb") as stream:
             return stream.read(MAX_SECRET_BYTES + 3)
     except OSError as error:
+        # Its name is not repeated: it may be the secret itself, typed in the wrong place.
         raise CommandError(
-            f"cannot read {file} ({error.strerror})", "give the path of a file with the key in it"
+            f"cannot read the file that --secret-file names ({error.strerror})",
+            "give the path of a file with the key in it",
         ) from None
 
 

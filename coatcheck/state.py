@@ -122,6 +122,8 @@ def prepare(state: StateFolder) -> None:
             write_private(file, secrets.token_urlsafe(_SECRET_BYTES) + "\n")
     _write_clients(state)
     _keep_or_create_ca(state)
+    for file in private_files(state):
+        _require_one_owner_and_name(file)
     open_ones = [str(file) for file in private_files(state) if is_open_to_others(file)]
     if open_ones:
         raise CommandError(
@@ -141,6 +143,18 @@ def private_files(state: StateFolder) -> Iterable[Path]:
 def is_open_to_others(path: Path) -> bool:
     found = path.lstat()
     return bool(found.st_mode & _OPEN_TO_OTHERS) or found.st_uid != os.getuid() or stat.S_ISLNK(found.st_mode)
+
+
+def _require_one_owner_and_name(file: Path) -> None:
+    """A file that has a second name may be read and written there, whatever this folder's mode."""
+    found = file.lstat()
+    if found.st_uid != os.getuid():
+        raise CommandError(f"{file} belongs to somebody else", "name your own state folder with --home")
+    if found.st_nlink > 1:
+        raise CommandError(
+            f"{file} has another name somewhere (a hard link)",
+            f"if nobody put it there, find it with 'find / -xdev -samefile {file}' and remove it",
+        )
 
 
 def write_private(file: Path, text: str) -> None:
@@ -165,6 +179,8 @@ def own_folder(folder: Path) -> None:
         raise CommandError(f"{folder} is not a folder", "name another one with --home") from None
     except OSError as error:
         raise CommandError(f"cannot create {folder} ({error.strerror})", "name another folder with --home") from None
+    if folder.lstat().st_uid != os.getuid():
+        raise CommandError(f"the state folder {folder} belongs to somebody else", "name another one with --home")
     if is_open_to_others(folder):
         raise CommandError(
             f"the state folder {folder} is open to other users",

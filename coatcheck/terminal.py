@@ -143,9 +143,13 @@ def _print_plain(table: Table) -> None:
 
 
 def local_time(unix_seconds: float | None) -> str:
+    """As the machine's clock shows it; a moment that no calendar holds is shown as the number it is."""
     if unix_seconds is None:
         return ""
-    return datetime.fromtimestamp(unix_seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(unix_seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_seconds:g} s after 1970"
 
 
 def listing(values: Iterable[object]) -> str:

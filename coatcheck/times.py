@@ -24,7 +24,7 @@ def moment_of(text: str, *, option: str, now: float) -> float:
         return now + seconds_of(text, option=option)
     try:
         moment = datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         raise WrongUsageError(f"{option} is a duration such as 8h, or a date such as 2030-01-31T18:00") from None
     if moment <= now:
         raise WrongUsageError(f"{option} lies in the past")

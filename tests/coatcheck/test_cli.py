@@ -1,5 +1,6 @@
 """The command from outside: exit statuses, one helpful line, and no secret in any of them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coatcheck.cli import json_first, run_command
+from tests.coatcheck.conftest import Machine, type_command
 from tests.support.processes import COMMAND, clean_environment
 
 
@@ -31,6 +33,7 @@ def lines(text: str) -> list[str]:
         (["grant", "add", "weather"], "give either --subject S or --role R"),
         (["grant", "add", "weather", "--subject", "s", "--role", "r"], "give either --subject S or --role R"),
         (["grant", "add", "weather", "--subject", "s", "--until", "later"], "--until is a duration"),
+        (["grant", "add", "weather", "--subject", "s", "--until", "0001-01-01"], "--until"),
         (["credential", "add", "weather"], "give --destination https://host, or --preset P"),
         (["credential", "add", "Weather!", "--preset", "openai"], "is no credential name"),
         (["credential", "add", "weather", "--destination", "ftp://x"], "a destination is https://host"),
@@ -38,6 +41,12 @@ def lines(text: str) -> list[str]:
         (["credential", "add", "w", "--destination", "https://x", "--header", "Host: {secret}"], "frames or routes"),
         (["credential", "add", "w", "--preset", "openai", "--allow-private"], "give --destination too"),
         (["allow", "add", "https://mirror.test/simple"], "allow its host alone"),
+        (["credential", "add", "w", "--preset", "openai", "--env", "PATH"], "programs need that variable"),
+        (["credential", "add", "w", "--preset", "openai", "--env", "Https_Proxy"], "'run' itself sets that variable"),
+        (["credential", "add", "w", "--preset", "openai", "--env", "LD_PRELOAD"], "programs need that variable"),
+        (["credential", "add", "w", "--preset", "openai", "--env", "a-b"], "a variable's name is letters"),
+        (["credential", "show", "\udcff"], "is not text (UTF-8)"),
+        (["run", "--credential", "\udcff", "--", "true"], "is not text (UTF-8)"),
         (["allow", "add", "a b"], "is not HOST[:PORT]"),
         (["placeholder", "issue", "--subject", "s", "--audience", "a", "--ttl", "5w"], "--ttl is a number of seconds"),
         (["run"], "missing argument"),
@@ -73,6 +82,39 @@ def test_a_secret_given_as_an_argument_is_refused_with_the_reason_and_never_repe
         assert done.returncode == 2
         assert "a secret is never an argument" in done.stderr
         assert "sk-typed" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["credential", "add", "w", "--destination", "https://u:sk-Typed@h.example"],
+        ["credential", "add", "w", "--destination", "https://h.example", "--secret-file", "sk-Typed"],
+        ["credential", "add", "sk-Typed", "--destination", "https://h.example"],
+        ["credential", "add", "w", "--destination", "https://h.example", "--env", "sk-Typed"],
+        ["credential", "sk-Typed"],
+        ["grant", "add", "w", "--subject", "s", "sk-Typed"],
+        ["allow", "add", "https://u:sk-Typed@h.example"],
+        ["allow", "add", "u:sk-Typed@h.example"],
+        ["allow", "delete", "sk-Typed"],
+        ["run", "--allow", "https://u:sk-Typed@h.example", "--", "true"],
+    ],
+)
+def test_what_may_be_a_secret_in_the_wrong_place_is_not_repeated(arguments: list[str], machine: Machine) -> None:
+    said = type_command("--home", str(machine.stack.home), *arguments)
+
+    assert said.status in (1, 2)
+    assert said.err.startswith("coatcheck: ")
+    assert "sk-Typed" not in said.out + said.err
+
+
+def test_a_program_that_is_run_may_have_arguments_of_any_bytes(machine: Machine) -> None:
+    done = subprocess.run(
+        [os.fsencode(str(COMMAND)), b"--home", os.fsencode(machine.stack.home), b"run", b"--sandbox", b"off", b"--",
+         b"printf", b"%s", b"\xff"],
+        env=clean_environment(HOME=str(machine.stack.user_home)), capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.stdout == b"\xff"
 
 
 def test_no_command_shows_the_list_and_is_wrong_usage(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from coatcheck.client import ControlPlane, Exchanged, RefusedCommandError
-from coatcheck.lease import Lease
+from coatcheck.lease import WAY_OUT, Lease
 from coatcheck.terminal import CommandError
 
 
@@ -97,6 +97,17 @@ async def test_a_placeholder_that_may_no_longer_be_renewed_is_told_once() -> Non
         await world.lease.renew_if_due()
 
     assert world.said == ["the placeholder of gone can no longer be renewed: withdrawn"]
+
+
+async def test_a_run_without_credentials_renews_its_way_out() -> None:
+    world = World(**{WAY_OUT: Exchanged({"proxy_credential": "coatprx1-alone", "expires_in": 900})})
+    world.control_plane.error = RefusedCommandError("over", "", code="session_over", status=400)
+
+    world.now += 700
+    credential = await world.lease.live_proxy_credential()
+
+    assert credential == "coatprx1-alone"
+    assert world.said == ["the way out can no longer be renewed: over"]
 
 
 async def test_keeping_renews_by_itself_until_it_is_cancelled() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from coatcheck.environment import variables_of
 from coatcheck.run import rule_for_one_run
+from coatcheck.terminal import WrongUsageError
 from tests.coatcheck.conftest import Machine
 from tests.coatcheck.waiting import wait_until
 from tests.support.local_stack import has_working_bubblewrap
@@ -178,12 +180,32 @@ def test_a_credential_without_a_grant_is_refused_with_the_command_that_grants_it
     assert "coatcheck grant add weather --subject local" in refused.err
 
 
-def test_with_nothing_granted_there_is_nothing_to_run_with(machine: Machine) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.needs("curl")
+def test_with_nothing_granted_a_program_reaches_what_is_allowed_and_nothing_else(machine: Machine, mode: str) -> None:
     machine.typed("credential", "delete", "weather")
+    script = (
+        f"curl -sS {machine.upstream.url}/free; curl -sS -o /dev/null https://mirror.test; env | grep -c coatchk1; true"
+    )
 
-    refused = machine.typed("run", "--", "true", status=1)
+    ran = machine.stack.coatcheck(
+        "run", "--sandbox", mode, "--allow", machine.upstream.authority, "--", "sh", "-c", script
+    )
 
-    assert "coatcheck credential add" in refused.err
+    assert ran.stdout == "sunny\n0\n"
+    assert "CMD gets no placeholder" in ran.stderr
+    assert "refused mirror.test" in ran.stderr
+
+
+@pytest.mark.guards(
+    "coatcheck/environment.py", "            if why := why_not_a_variable(variable):", "            if False:"
+)
+def test_a_variable_that_programs_need_is_not_given_to_a_placeholder(machine: Machine) -> None:
+    machine.typed("credential", "add", "needed", "--destination", "https://a.example", given="k")
+    needed = {**machine.json("credential", "show", "needed"), "variables": ["PATH"]}
+
+    with pytest.raises(WrongUsageError, match="needed uses PATH: programs need"):
+        variables_of([needed])
 
 
 def test_keys_of_the_shell_that_nothing_replaces_are_named(machine: Machine) -> None:
@@ -297,6 +319,19 @@ def test_each_refused_host_is_told_once_with_the_command_that_allows_it(machine:
     ]
 
 
+@pytest.mark.needs("curl")
+def test_an_internal_address_that_was_refused_comes_without_advice_to_allow_it(machine: Machine) -> None:
+    script = "curl -s http://169.254.169.254/; curl -s https://10.1.2.3/; curl -s https://127.0.0.2/; true"
+
+    ran = machine.stack.coatcheck("run", "--", "sh", "-c", script)
+
+    told = [line for line in ran.stderr.splitlines() if line.startswith("coatcheck: refused")]
+    assert len(told) == 3
+    for line in told:
+        assert "an internal address" in line
+        assert "allow add" not in line
+
+
 @pytest.mark.guards("coatcheck/run.py", '{**rule, "session": session_id}', "rule")
 @pytest.mark.needs("curl")
 def test_a_host_is_allowed_for_one_run_alone(machine: Machine, upstream_ca: trustme.CA) -> None:
@@ -308,7 +343,7 @@ def test_a_host_is_allowed_for_one_run_alone(machine: Machine, upstream_ca: trus
 
     assert ran.stdout == "ok"
     assert "coatchk1" not in other.received().decode("latin-1")
-    assert f"allow add {other.authority}" in without.stderr
+    assert f"refused {other.authority}" in without.stderr
     assert machine.json("allow", "list") == []
 
 

@@ -66,6 +66,28 @@ def test_a_secret_file_that_others_may_read_is_refused(state: StateFolder) -> No
         prepare(state)
 
 
+@pytest.mark.guards("coatcheck/state.py", "if found.st_nlink > 1:", "if False:")
+def test_a_secret_file_with_another_name_is_refused(state: StateFolder, tmp_path: Path) -> None:
+    prepare(state)
+    (tmp_path / "another-name").hardlink_to(state.kek_files[0])
+
+    with pytest.raises(CommandError, match="hard link"):
+        prepare(state)
+
+
+@pytest.mark.guards("coatcheck/state.py", "    if found.st_uid != os.getuid():", "    if False:")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_state_of_somebody_else_is_refused(state: StateFolder) -> None:
+    prepare(state)
+    os.chown(state.admin_token_file, 12345, 12345)
+    with pytest.raises(CommandError, match="admin-token belongs to somebody else"):
+        prepare(state)
+
+    os.chown(state.home, 12345, 12345)
+    with pytest.raises(CommandError, match=r"state folder .* belongs to somebody else"):
+        prepare(state)
+
+
 def test_a_symbolic_link_in_the_place_of_the_folder_is_refused(state: StateFolder, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     state.home.symlink_to(tmp_path / "elsewhere")

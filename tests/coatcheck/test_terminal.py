@@ -1,8 +1,10 @@
 """What reaches a terminal is printable, whatever it came from."""
 
+import time
+
 import pytest
 
-from coatcheck.terminal import CommandError, printable, show_json, show_table
+from coatcheck.terminal import CommandError, local_time, printable, show_json, show_table
 
 
 @pytest.mark.guards("coatcheck/terminal.py", "if text.isprintable():", "if True:")
@@ -43,3 +45,16 @@ def test_json_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_error_is_what_happened_and_what_to_do() -> None:
     assert str(CommandError("it broke", "mend it")) == "it broke; mend it"
+
+
+@pytest.mark.parametrize("moment", [253_402_300_799.0, 1e300, float("inf"), float("nan"), -1e300])
+def test_a_time_that_no_calendar_holds_is_shown_all_the_same(moment: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        shown = local_time(moment)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert shown.endswith(" s after 1970")
