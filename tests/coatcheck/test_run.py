@@ -12,11 +12,12 @@ import pytest
 import trustme
 
 from coatcheck.environment import variables_of
+from coatcheck.record import is_unlocked
 from coatcheck.run import rule_for_one_run
 from coatcheck.terminal import WrongUsageError
 from tests.coatcheck.conftest import Machine
 from tests.coatcheck.waiting import wait_until
-from tests.support.local_stack import has_working_bubblewrap
+from tests.support.local_stack import ANY_PORTS, LocalStack, has_working_bubblewrap
 from tests.support.processes import COMMAND, clean_environment
 from tests.support.upstream import Upstream, plain
 
@@ -300,6 +301,31 @@ def _processes_named(arguments: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.long
+@pytest.mark.needs("curl")
+def test_a_run_outlives_a_stack_that_comes_back_on_other_ports(
+    tmp_path: Path, upstream_ca: trustme.CA, upstream_ca_file: Path, upstream: Upstream
+) -> None:
+    with LocalStack(tmp_path, upstream_ca=upstream_ca_file) as stack:
+        stack.add_credential("weather", url=upstream.url, secret="sk-real")
+        again = tmp_path / "again"
+        request = " ".join(curl(upstream.url)[-1:])
+        script = f"echo ready; while [ ! -e {again} ]; do sleep 0.05; done; {request}"
+        with running(Machine(stack, upstream, "sk-real"), "--sandbox", "off", "--", "sh", "-c", script) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            os.kill(stack.json("status")["pid"], signal.SIGKILL)
+            wait_until(10, lambda: is_unlocked(stack.home / "stack.lock"))
+            stack.coatcheck("up", "--detach", *ANY_PORTS, "--upstream-ca", str(upstream_ca_file))
+            again.touch()
+            said, told = process.communicate(timeout=30)
+        left = stack.json("placeholder", "list")
+
+    assert said == "200"
+    assert told == ""
+    assert all(each["revoked_at"] for each in left)
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
