@@ -6,6 +6,7 @@ anything stops. A first SIGTERM or Ctrl-C drains, a second one ends at once.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -14,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,7 +64,15 @@ def host_stack(
     prepare(state)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no image of our memory behind
     plan = _Plan(state, _settled(ports, insist=not until_unused), upstream_ca, until_unused, on_ready)
-    uvloop.run(_host(plan))
+    try:
+        uvloop.run(_host(plan))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        if not until_unused:
+            raise CommandError("a port was taken while the stack started", "start it again") from None
+        # Somebody was faster; nobody typed these ports, so any will do.
+        uvloop.run(_host(replace(plan, ports=_settled(Ports(0, 0, 0, 0), insist=False))))
     return None
 
 

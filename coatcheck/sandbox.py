@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,7 +159,9 @@ class Sandbox:
         return _is_under(path, (str(self.folder),)) or not _is_under(path, _FRESH)
 
 
-def sandbox_for(folder: Path, *, state_folder: Path, run_folder: Path) -> Sandbox | str:
+def sandbox_for(
+    folder: Path, *, state_folder: Path, run_folder: Path, read_mounts: Callable[[], list[Mount]] = mounts
+) -> Sandbox | str:
     """A sandbox that was tried and works, or why there is none."""
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
@@ -171,7 +173,7 @@ def sandbox_for(folder: Path, *, state_folder: Path, run_folder: Path) -> Sandbo
     for each in state_folders:
         if _is_under(folder, (str(each),)):
             raise CommandError(f"the current folder is inside the state folder {each}", "run from another folder")
-    table = mounts()
+    table = read_mounts()
     hidden = state_folders[1:]
     for each in state_folders:
         ways = other_ways_to(each, table)

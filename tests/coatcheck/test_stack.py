@@ -212,6 +212,20 @@ def test_a_file_that_is_no_database_stops_the_start_with_its_name(own_stack: Loc
     assert "backup" in refused.stderr
 
 
+def test_stacks_of_several_folders_that_start_at_once_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    commands = [
+        subprocess.Popen(
+            [str(COMMAND), "--home", str(tmp_path / name), "credential", "list"],
+            env=clean_environment(HOME=str(tmp_path)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for name in ("first", "second", "third")
+    ]  # fmt: skip
+
+    said = [command.communicate(timeout=80)[1] for command in commands]
+
+    assert [command.returncode for command in commands] == [0, 0, 0], said
+
+
 @contextlib.contextmanager
 def held(lock: Path) -> Iterator[None]:
     """The lock as a living stack holds it."""
