@@ -168,7 +168,7 @@ def _was_a_secret(error: typer.TyperException, path: str) -> bool:
 def _without_what_was_typed(error: typer.TyperException) -> str:
     """The message; a word that looks like no word of ours may be a secret in the wrong place, and is not repeated."""
     said = error.format_message().strip().rstrip(".")
-    if "unexpected extra argument" in error.message:
+    if said.lower().startswith("got unexpected extra"):
         return "there are more arguments than this command takes"
     typed = _NO_SUCH_COMMAND.match(error.message)
     if error.message.startswith("No such command") and not (typed and _COMMAND_WORD.fullmatch(typed[1])):

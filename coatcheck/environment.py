@@ -96,7 +96,7 @@ def why_not_a_variable(name: str) -> str:
     if not _VARIABLE.fullmatch(name):
         return "a variable's name is letters, digits and '_', and does not begin with a digit"
     ours = {each.lower() for each in (*PROXY_VARIABLES, *NO_PROXY_VARIABLES, *CA_FILE_VARIABLES)}
-    if name.lower() in ours or name.startswith("COATCHECK_"):
+    if name.lower() in ours or name.lower().startswith("coatcheck_"):
         return "'run' itself sets that variable"
     if name.lower() in _PROGRAMS_NEED | _WOULD_WIN_OVER_OURS or name.upper().startswith(_OF_THE_LOADER):
         return "programs need that variable to work"
