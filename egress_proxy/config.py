@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     """For a pooled upstream connection between requests."""
     silence_timeout_seconds: Seconds = 900.0
     """For an exchange on which no byte moves: models think for minutes before the next token."""
-    pool_connections_per_key: Annotated[int, Field(ge=0)] = 32
+    pool_connections_per_key: Annotated[int, Field(ge=0)] = 256
     leaf_contexts: Annotated[int, Field(ge=1)] = 1024
     cache_entries: Annotated[int, Field(ge=16)] = 65_536
 

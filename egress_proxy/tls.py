@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final, Protocol
 
-READ_BYTES: Final = 65_536
+READ_BYTES: Final = 16_384  # a record holds no more (RFC 8446 §5.1), and the buffer is allocated for every read
 
 
 class Lower(Protocol):
@@ -169,6 +169,10 @@ class TlsLayer:
                     self._end_cleanly()
                     return
                 self._on_data(data)
+                if not self.has_unread:
+                    # Asking OpenSSL once more, only to be told that it wants to read, costs as much as the reading.
+                    self._flush()
+                    return
         except ssl.SSLWantReadError:
             self._flush()
         except ssl.SSLZeroReturnError:
