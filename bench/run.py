@@ -4,7 +4,7 @@ Every row is measured once in each round, rows in turn, so that what the machine
 them; a ratio is taken inside a round, and the median of the rounds is what counts. Requests a second, the median and
 the 99th percentile of the time to a whole reply. Ends with one line of JSON. Bounded: under five minutes.
 
-    python -m bench.run [--rounds 5] [--seconds 2] [--connections 32] [--json FILE]
+    python -m bench.run [--rounds 5] [--seconds 2] [--connections 96] [--json FILE]
 """
 
 import argparse
@@ -65,7 +65,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--warm-up-seconds", type=float, default=0.4)
-    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--connections", type=int, default=96)
     parser.add_argument("--json", metavar="FILE", help="also write the result to this file")
     parser.add_argument("--update", metavar="FILE", help="put the table into this document, between its markers")
     return parser.parse_args(arguments)
