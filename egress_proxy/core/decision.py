@@ -20,6 +20,7 @@ from control_plane.contract.destination import (
     InvalidDestinationError,
     authority,
     climbs,
+    is_ip_literal,
     split_authority,
 )
 from control_plane.contract.grant import GrantScope
@@ -47,6 +48,7 @@ from control_plane.contract.wire import (
     Refused,
     Route,
 )
+from egress_proxy.core.address import is_public
 from egress_proxy.core.fields import MAX_MARKS, Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
 from egress_proxy.core.substitution import REFERRERS, FoundMark, Swap, find_marks, names_host, placement_of
@@ -686,6 +688,12 @@ def _refuse_plaintext() -> NoReturn:
 
 def _refuse_destination(endpoint: Endpoint) -> NoReturn:
     place = authority(endpoint.host, endpoint.port, endpoint.scheme)
+    if is_ip_literal(endpoint.host) and not is_public(endpoint.host):
+        _refuse(
+            RefusalCode.DESTINATION_DENIED,
+            f"{place} is an internal address, and nobody named it as a destination.",
+            "If it is meant, an operator adds it as a credential's destination with --allow-private.",
+        )
     _refuse(
         RefusalCode.DESTINATION_DENIED,
         f"{place} has no credential granted to this caller, and no rule allows it.",

@@ -1,4 +1,4 @@
-"""Somebody edits the database: what they moved or changed does not open, everything else works on (field case C45)."""
+"""Somebody edits the database: what they moved or changed does not open, everything else works on."""
 
 from collections.abc import Callable
 

@@ -379,6 +379,17 @@ def test_a_host_nobody_allowed_is_refused_with_the_command_that_would_allow_it(w
     assert "coatcheck allow add unknown.test" in decision.refusal.hint
 
 
+@pytest.mark.parametrize("host", ["169.254.169.254", "127.0.0.1", "[::1]", "10.0.0.1"])
+def test_nobody_is_advised_to_allow_an_internal_address(world: World, host: str) -> None:
+    connection = tunnel_to(f"https://{host}", world.proxy_credential(ALICE))
+
+    decision = ask(head_of("GET / HTTP/1.1", host=host), connection, world)
+
+    assert code(decision) == "destination_denied"
+    assert isinstance(decision, Refuse)
+    assert "allow add" not in decision.refusal.hint
+
+
 @pytest.mark.guards(DECISION, "    if not bound and not allowed:\n", "    if False:\n")
 def test_a_tunnel_to_a_host_nobody_allowed_is_refused(world: World) -> None:
     connection = Connection(Mode.FORWARD, world.proxy_credential(ALICE))
