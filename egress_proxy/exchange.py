@@ -169,7 +169,10 @@ class Exchange:
     def upstream_data(self, data: bytes) -> None:
         self.active_at = self._loop.time()
         try:
-            out = self._reply_head(data) if self._reply is None else self._reply_body(data)
+            if self._reply is not None:
+                out = self._reply_body(data)
+            else:
+                out = self._whole_reply(data) or self._reply_head(data)
         except UpstreamProtocolError as error:
             self._fail(RefusalCode.UPSTREAM_PROTOCOL_ERROR, f"The upstream's reply cannot be passed on: {error}.")
             return
@@ -234,6 +237,24 @@ class Exchange:
         self._client.exchange_failed(self, refusal)
 
     # --- the reply's head ---
+
+    def _whole_reply(self, data: bytes) -> bytes:
+        """What to send on, where the last reply's head comes again with all of its body; else empty."""
+        known = self.plan.reply
+        if known is None or self._reply_buffer or self.closes_client or self.wants_body or self._client.is_draining:
+            return b""
+        head, raw = known.head, known.raw
+        is_whole = head.framing is Framing.LENGTH and len(data) == len(raw) + head.content_length
+        if not is_whole or not head.content_length or not data.startswith(raw):
+            return b""
+        if self._scrubber is None:
+            body = data[len(raw) :]
+        elif head.is_coded:
+            return b""
+        else:
+            body = self._scrubber.last(data[len(raw) :])
+        self._reply = head
+        return known.rendered + body
 
     def _reply_head(self, data: bytes) -> bytes:
         """What to send on, from bytes that hold (a part of) a head. Raises `UpstreamProtocolError`."""
