@@ -4,9 +4,7 @@ Rule: a name that is nobody's refuses to start and suggests the right one: a typ
 force.
 """
 
-import difflib
 import ipaddress
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -14,18 +12,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-PREFIX: Final = "COATCHECK_CONTROL_PLANE_"
-_OTHER_PARTS: Final = ("COATCHECK_PROXY_", "COATCHECK_RUNTIME_")
-"""Each part checks its own."""
-_OTHER_NAMES: Final = ("COATCHECK_HOME",)
-"""Of the command line."""
+from control_plane.contract.settings import CONTROL_PLANE_PREFIX, refuse_unknown_settings
 
-_SERVICE_LINK = re.compile(r"COATCHECK_\w*(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP)(_\w+)?)")
-_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp)://")
-
-
-class UnknownSettingError(ValueError):
-    """A `COATCHECK_*` variable that no part knows. Names variables, never their values."""
+PREFIX: Final = CONTROL_PLANE_PREFIX
 
 
 class Settings(BaseSettings):
@@ -108,7 +97,7 @@ class Settings(BaseSettings):
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
         """Raises `UnknownSettingError`, or pydantic's own error for a bad value. `environment` is the process's own."""
-        refuse_unknown_names(environment)
+        refuse_unknown_settings(environment, prefix=PREFIX, names=cls.model_fields)
         return cls()
 
 
@@ -118,21 +107,3 @@ def _is_loopback(listen: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def refuse_unknown_names(environment: Mapping[str, str]) -> None:
-    """Raises `UnknownSettingError` for the first `COATCHECK_*` name that is nobody's."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    for name, value in environment.items():
-        if not name.startswith("COATCHECK_") or name in known or name in _OTHER_NAMES:
-            continue
-        if name.startswith(_OTHER_PARTS) or _is_service_link(name, value):
-            continue
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {close[0]}?" if close else f"; the known names are: {', '.join(known)}"
-        raise UnknownSettingError(f"{name} is not a setting{meant}")
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    # Kubernetes puts these into every container of a namespace that has a Service named coatcheck-…
-    return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and bool(_SERVICE_LINK_VALUE.match(value)))

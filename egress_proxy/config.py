@@ -4,9 +4,7 @@ Rule: a setting nobody knows stops the start. A misspelt `COATCHECK_PROXY_UPSTRE
 looks, from outside, exactly like one that works.
 """
 
-import difflib
 import os
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -15,16 +13,10 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from control_plane.contract.settings import PROXY_PREFIX, refuse_unknown_settings
 from egress_proxy.listen import ListenAddress, parse_listen
 
-PREFIX: Final = "COATCHECK_PROXY_"
-_ALL_PREFIX: Final = "COATCHECK_"
-_OTHER_COMPONENTS: Final = ("COATCHECK_CONTROL_PLANE_", "COATCHECK_RUNTIME_")
-_SERVICE_LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
-
-
-class UnknownSettingError(ValueError):
-    """An environment variable that looks like ours and is not."""
+PREFIX: Final = PROXY_PREFIX
 
 
 class AuditMode(StrEnum):
@@ -125,7 +117,8 @@ def settings_from_environment(environment: Mapping[str, str] | None = None) -> S
 
     Raises `UnknownSettingError` for a `COATCHECK_*` name nobody knows, `ValueError` (pydantic's) for a bad value.
     """
-    refuse_unknown_settings(os.environ if environment is None else environment)
+    given_names = os.environ if environment is None else environment
+    refuse_unknown_settings(given_names, prefix=PREFIX, names=Settings.model_fields)
     if environment is None:
         return Settings()
     given: dict[str, Any] = {
@@ -134,20 +127,3 @@ def settings_from_environment(environment: Mapping[str, str] | None = None) -> S
         if PREFIX + name.upper() in environment
     }
     return Settings(**given)
-
-
-def refuse_unknown_settings(environment: Mapping[str, str]) -> None:
-    """Raises `UnknownSettingError`, with the name that was probably meant."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    for name in sorted(environment):
-        if not name.startswith(_ALL_PREFIX) or name.startswith(_OTHER_COMPONENTS) or name in known:
-            continue
-        if _is_service_link(name, environment[name]):
-            continue
-        close = difflib.get_close_matches(name, known, n=1)
-        raise UnknownSettingError(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    """Kubernetes adds such variables for every Service it knows, also for one that is called coatcheck-proxy."""
-    return bool(_SERVICE_LINK.search(name)) or ("_PORT" in name and value.startswith(("tcp://", "udp://")))

@@ -36,7 +36,10 @@ def refuse_unknown_settings(environment: Mapping[str, str], *, prefix: str, name
 
 
 def _guess(name: str, prefix: str, known: Iterable[str]) -> str:
-    """What was meant, judged by what follows the prefix: that alone tells settings of one component apart."""
+    """What was meant: nearly the whole name; else judged by what follows the prefix, which tells settings apart."""
+    whole = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.9)
+    if whole:
+        return f"; did you mean {whole[0]}?"
     own = name.removeprefix(prefix).removeprefix(_OURS)
     close = difflib.get_close_matches(own, sorted(other.removeprefix(prefix) for other in known), n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from egress_proxy.config import PlaintextListener, Settings, UnknownSettingError, settings_from_environment
+from control_plane.contract.settings import UnknownSettingError
+from egress_proxy.config import PlaintextListener, Settings, settings_from_environment
 from egress_proxy.listen import ListenAddress, parse_listen
 
 NEEDED = {
