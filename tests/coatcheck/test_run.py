@@ -72,7 +72,9 @@ def test_neither_the_environment_nor_the_arguments_of_any_process_hold_a_secret(
     with running(machine, "--sandbox", "off", "--", "sh", "-c", "echo $$; exec sleep 60", **shell) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        environment = Path(f"/proc/{child}/environ").read_bytes()
+        # Between the shell and what it becomes, a process has no environment to read.
+        wait_until(10, lambda: Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"sleep"))
+        environment = wait_until(10, Path(f"/proc/{child}/environ").read_bytes)
         arguments = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (child, process.pid)]
 
     assert b"WEATHER_API_KEY=coat_coatchk1" in environment
