@@ -83,7 +83,7 @@ class Custody:
 
 def seal_secret(custody: Custody, secret: Secret, credential: Credential, *, version: int) -> Sealed:
     """A credential's secret, bound to where that credential may send it."""
-    return custody.seal(secret.reveal().encode(), aad=_aad(credential, version))
+    return custody.seal(secret.reveal().encode(), aad=credential_aad(credential, version=version))
 
 
 def open_secret(custody: Custody, version: CredentialVersion | None, credential: Credential) -> Secret:
@@ -91,15 +91,6 @@ def open_secret(custody: Custody, version: CredentialVersion | None, credential:
     # An envelope that was put back into a version that is over stays closed.
     if version is None or version.state is not VersionState.ACTIVE:
         raise UnopenableError
-    return Secret(custody.open(version.envelope, aad=_aad(credential, credential.current_version)).decode())
-
-
-def _aad(credential: Credential, version: int) -> bytes:
-    return credential_aad(
-        tenant=credential.tenant,
-        credential_id=credential.id,
-        version=version,
-        kind=credential.kind,
-        destinations=credential.destinations,
-        placements=credential.placements,
+    return Secret(
+        custody.open(version.envelope, aad=credential_aad(credential, version=credential.current_version)).decode()
     )

@@ -7,7 +7,7 @@ Adapters: `adapters/sql` (store), `adapters/memory` (wake-up), `adapters/keyring
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -258,6 +258,57 @@ class Store(Protocol):
 
     def read(self, scope: Scope) -> AbstractAsyncContextManager[Records]: ...
     def write(self, scope: Scope) -> AbstractAsyncContextManager[Records]: ...
+
+
+class OutboundFailure(StrEnum):
+    """Why a fetch gave nothing."""
+
+    INVALID_URL = "invalid_url"
+    """Not https, or with userinfo, a fragment, a port or a host that no URL of ours has."""
+    DENIED_ADDRESS = "denied_address"
+    """Private, loopback, link-local, metadata or our own, and the platform's administrator made no exception."""
+    UNREACHABLE = "unreachable"
+    UNVERIFIED = "unverified"
+    TIMEOUT = "timeout"
+    REDIRECT = "redirect"
+    TOO_LARGE = "too_large"
+
+
+class OutboundError(Exception):
+    """Says why, and never a URL's query, a header or a body."""
+
+    def __init__(self, failure: OutboundFailure) -> None:
+        super().__init__(failure.value)
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OutboundRequest:
+    """One request of ours to somebody else's server. Not shown: its header fields and body may hold secrets."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    client_certificate_pem: bytes | None = None
+    """Certificate and key, where the server asks for one."""
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OutboundReply:
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+class Outbound(Protocol):
+    """The only door to the network. https, the checked address is the one dialled, no redirects, at most 256 KiB."""
+
+    async def send(self, request: OutboundRequest) -> OutboundReply:
+        """Any status is a reply. Raises `OutboundError`."""
+        ...
 
 
 class Wake(Protocol):

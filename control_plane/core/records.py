@@ -4,8 +4,10 @@ Rule: no record holds a plaintext secret or a placeholder, only envelopes and SH
 logged by accident. Times are unix seconds.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from control_plane.contract.caller import (
     Caller,
@@ -75,6 +77,15 @@ class Credential:
     current_version: int
     created_at: float
     updated_at: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What its kind needs to know beside the secret (a token URL, scopes, …): nothing secret, and part of what its
+    envelopes are sealed to."""
+    secret_source: Mapping[str, str] | None = None
+    """Where its secret is read from: `{"source": …, "name": …}`. None: the secret is kept here."""
+    max_stale_seconds: float = 0.0
+    """How long a value may still be used after where it comes from stopped answering."""
+    allow_direct: bool = False
+    """Whether an exchange may hand out the secret itself, the other conditions holding too."""
 
     def reaches(self, endpoint: Endpoint) -> bool:
         return any(destination.endpoint == endpoint for destination in self.destinations)

@@ -6,14 +6,12 @@ or a row edited in the database, then does not open. Canonical JSON: sorted keys
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from control_plane.contract.caller import CredentialId, TenantId
-from control_plane.contract.destination import Destination, destination_to_json
-from control_plane.contract.placement import Placement, placement_to_json
-from control_plane.core.records import KeyPurpose
+from control_plane.contract.destination import destination_to_json
+from control_plane.contract.placement import placement_to_json
+from control_plane.core.records import Credential, KeyPurpose
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -31,27 +29,27 @@ class Kek:
         return f"Kek({self.id})"
 
 
-def credential_aad(
-    *,
-    tenant: TenantId,
-    credential_id: CredentialId,
-    version: int,
-    kind: str,
-    destinations: Sequence[Destination],
-    placements: Sequence[Placement],
-) -> bytes:
-    """The order of destinations and placements takes part: the first is where a reverse route leads."""
-    return _canonical(
-        {
-            "sealed": "credential",
-            "tenant": tenant,
-            "credential": credential_id,
-            "version": version,
-            "kind": kind,
-            "destinations": [destination_to_json(destination) for destination in destinations],
-            "placements": [placement_to_json(placement) for placement in placements],
-        }
-    )
+def credential_aad(credential: Credential, *, version: int) -> bytes:
+    """The order of destinations and placements takes part: the first is where a reverse route leads.
+
+    What a credential does not have is not named, so that envelopes from before it could have it still open.
+    """
+    facts: dict[str, Any] = {
+        "sealed": "credential",
+        "tenant": credential.tenant,
+        "credential": credential.id,
+        "version": version,
+        "kind": credential.kind,
+        "destinations": [destination_to_json(destination) for destination in credential.destinations],
+        "placements": [placement_to_json(placement) for placement in credential.placements],
+    }
+    if credential.settings:
+        facts["settings"] = dict(credential.settings)
+    if credential.secret_source is not None:
+        facts["source"] = dict(credential.secret_source)
+    if credential.allow_direct:
+        facts["allow_direct"] = True
+    return _canonical(facts)
 
 
 def own_key_aad(*, key_id: str, purpose: KeyPurpose) -> bytes:

@@ -53,6 +53,8 @@ _ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
 _WRITE: Mapping[str, Reader] = {
     "destinations": lambda value: [destination_to_json(item) for item in value],
     "placements": lambda value: [placement_to_json(item) for item in value],
+    "settings": dict,
+    "secret_source": lambda value: None if value is None else dict(value),
     "roles": list,
     "scopes": list,
     "variables": list,

@@ -64,7 +64,7 @@ class CredentialRow(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(40))
     preset: Mapped[str | None] = mapped_column(String(40))
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(String(40))
     destinations: Mapped[list[dict[str, Any]]]
     placements: Mapped[list[dict[str, Any]]]
     variables: Mapped[list[str]]
@@ -73,6 +73,10 @@ class CredentialRow(Base):
     current_version: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
     updated_at: Mapped[float] = mapped_column(Float)
+    settings: Mapped[dict[str, Any]]
+    secret_source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    max_stale_seconds: Mapped[float] = mapped_column(Float)
+    allow_direct: Mapped[bool] = mapped_column(Boolean)
 
 
 class CredentialVersionRow(Base):
