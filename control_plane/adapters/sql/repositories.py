@@ -76,16 +76,16 @@ class ScopeError(Exception):
     """A row of another tenant was about to be written, or a reading transaction was about to write: a fault of ours."""
 
 
-def _table(row: type[Base]) -> Table:
+def table_of(row: type[Base]) -> Table:
     table = row.__table__
     assert isinstance(table, Table)
     return table
 
 
-TENANTS, CLIENTS, CREDENTIALS = _table(TenantRow), _table(ClientRow), _table(CredentialRow)
-VERSIONS, GRANTS, RULES = _table(CredentialVersionRow), _table(GrantRow), _table(AllowRuleRow)
-SESSIONS, TOKENS, KEYS = _table(SessionRow), _table(TokenRow), _table(KeyRow)
-OUTBOX, AUDIT, META = _table(OutboxRow), _table(AuditRow), _table(MetaRow)
+TENANTS, CLIENTS, CREDENTIALS = table_of(TenantRow), table_of(ClientRow), table_of(CredentialRow)
+VERSIONS, GRANTS, RULES = table_of(CredentialVersionRow), table_of(GrantRow), table_of(AllowRuleRow)
+SESSIONS, TOKENS, KEYS = table_of(SessionRow), table_of(TokenRow), table_of(KeyRow)
+OUTBOX, AUDIT, META = table_of(OutboxRow), table_of(AuditRow), table_of(MetaRow)
 
 
 class OnTheLoop:
@@ -128,7 +128,7 @@ class Transaction:
         """
         if not self._unpublished:
             return False
-        if self._is_postgresql:
+        if self.is_postgresql:
             await self.row(select(func.pg_advisory_xact_lock(_OUTBOX_LOCK)))
         await self.change(insert(OUTBOX), self._unpublished)
         return True
@@ -158,11 +158,11 @@ class Transaction:
 
     def insert_once(self, table: Table, *, by: str) -> Any:
         """An insert that leaves out rows whose `by` is already there."""
-        new = postgresql_insert(table) if self._is_postgresql else sqlite_insert(table)
+        new = postgresql_insert(table) if self.is_postgresql else sqlite_insert(table)
         return new.on_conflict_do_nothing(index_elements=[by])
 
     @property
-    def _is_postgresql(self) -> bool:
+    def is_postgresql(self) -> bool:
         return self._connection.dialect.name == "postgresql"
 
     def _require_writing(self) -> None:
@@ -645,21 +645,3 @@ class SqlHotReads:
             (credential, tuple(grant for grant in grants if grant.credential_id == credential.id))
             for credential in credentials
         ]
-
-
-class SqlRecords:
-    """`ports.Records` over one transaction."""
-
-    def __init__(self, tx: Transaction) -> None:
-        self.tenants = SqlTenants(tx)
-        self.clients = SqlClients(tx)
-        self.credentials = SqlCredentials(tx)
-        self.versions = SqlVersions(tx)
-        self.grants = SqlGrants(tx)
-        self.rules = SqlAllowRules(tx)
-        self.sessions = SqlSessions(tx)
-        self.tokens = SqlTokens(tx)
-        self.own_keys = SqlOwnKeys(tx)
-        self.outbox = SqlOutbox(tx)
-        self.audit = SqlAudit(tx)
-        self.hot = SqlHotReads(tx)

@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from control_plane.adapters.sql.engine import WRITER, WRITER_DEADLINE, WRITER_WAITS_SECONDS, Database
-from control_plane.adapters.sql.repositories import OnTheLoop, SqlRecords, Transaction
+from control_plane.adapters.sql.records import SqlRecords
+from control_plane.adapters.sql.repositories import OnTheLoop, Transaction
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.ports import Scope, Wake
 

@@ -1,0 +1,38 @@
+"""One transaction with everything the store can do in it (`ports.Records`).
+
+A new topic has its repository in a file of its own, made of `repositories.Transaction`, and its line here.
+"""
+
+from control_plane.adapters.sql.repositories import (
+    SqlAllowRules,
+    SqlAudit,
+    SqlClients,
+    SqlCredentials,
+    SqlGrants,
+    SqlHotReads,
+    SqlOutbox,
+    SqlOwnKeys,
+    SqlSessions,
+    SqlTenants,
+    SqlTokens,
+    SqlVersions,
+    Transaction,
+)
+
+
+class SqlRecords:
+    """`ports.Records` over one transaction."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self.tenants = SqlTenants(tx)
+        self.clients = SqlClients(tx)
+        self.credentials = SqlCredentials(tx)
+        self.versions = SqlVersions(tx)
+        self.grants = SqlGrants(tx)
+        self.rules = SqlAllowRules(tx)
+        self.sessions = SqlSessions(tx)
+        self.tokens = SqlTokens(tx)
+        self.own_keys = SqlOwnKeys(tx)
+        self.outbox = SqlOutbox(tx)
+        self.audit = SqlAudit(tx)
+        self.hot = SqlHotReads(tx)
