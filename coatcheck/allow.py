@@ -7,8 +7,8 @@ import typer
 from coatcheck.client import Json
 from coatcheck.stack import control_plane_of
 from coatcheck.terminal import CommandError, WrongUsageError, done, invocation, listing, show_json, show_table
+from control_plane.contract.address import is_public
 from control_plane.contract.destination import InvalidDestinationError, is_ip_literal, split_authority
-from egress_proxy.core.address import is_public
 
 _NO_PORT: Final = -1
 

@@ -26,6 +26,7 @@ from control_plane import logs
 from control_plane.access import Access
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.outbound import Exceptions, HttpOutbound
 from control_plane.adapters.sql.engine import Database, open_database
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.store import SqlStore
@@ -49,7 +50,7 @@ from control_plane.hardening import forbid_core_dumps
 from control_plane.issuance import Issuance
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
-from control_plane.ports import Clock, Entropy
+from control_plane.ports import Clock, Entropy, Outbound
 from control_plane.registry import Registry
 from control_plane.resolution import Resolution
 from control_plane.sessions import Sessions
@@ -77,10 +78,10 @@ async def running(
     if not structlog.is_configured():
         logs.configure_own(settings.log_level)
     with _listening_socket(settings.listen) as listener:
-        url = _own_url(settings, listener)
+        url, outbound = _own_url(settings, listener), _outbound(settings, listener)
         database, wake = open_database(_database_url(settings)), LocalWake()
         try:
-            app = await _assembled(settings, database, wake, url, clock=clock, entropy=entropy)
+            app = await _assembled(settings, database, wake, outbound, url, clock=clock, entropy=entropy)
             async with (
                 _upkept(Upkeep(SqlStore(database, wake), clock=clock)),
                 _serving(_uvicorn_config(app, settings), listener, wake),
@@ -112,7 +113,14 @@ async def serve(settings: Settings) -> None:
 
 
 async def _assembled(
-    settings: Settings, database: Database, wake: LocalWake, url: str, *, clock: Clock, entropy: Entropy
+    settings: Settings,
+    database: Database,
+    wake: LocalWake,
+    outbound: Outbound,
+    url: str,
+    *,
+    clock: Clock,
+    entropy: Entropy,
 ) -> ASGIApp:
     # (1) What the settings name: the key ring, the administrator, the clients. Files are read once, here.
     custody = Custody(read_kek_files(settings.kek_files), entropy=entropy)
@@ -211,6 +219,15 @@ def _own_url(settings: Settings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_cert_file else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _outbound(settings: Settings, listener: socket.socket) -> HttpOutbound:
+    allowed = frozenset(split_authority(entry, default_port=443) for entry in settings.outbound_allow)
+    return HttpOutbound(
+        ca_files=settings.outbound_ca_files,
+        exceptions=Exceptions(allowed),
+        own=[listener.getsockname()[:2]],
+    )
 
 
 def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from control_plane.contract.destination import InvalidDestinationError, split_authority
 from control_plane.contract.settings import CONTROL_PLANE_PREFIX, refuse_unknown_settings
 
 PREFIX: Final = CONTROL_PLANE_PREFIX
@@ -39,17 +40,32 @@ class Settings(BaseSettings):
     """URL of the proxy's reverse listener, put in `base_url`."""
     session_seconds: PositiveInt = 43_200
     placeholder_ttl_seconds: PositiveInt = 900
+    outbound_allow: Annotated[tuple[str, ...], NoDecode] = ()
+    """`host[:port]`, separated by commas: what the control plane may fetch from although its address is a private one.
+    Without a port it is 443."""
+    outbound_ca_files: Annotated[tuple[Path, ...], NoDecode] = ()
+    """Certificate authorities of what it fetches from, beside the system's. In the environment separated by commas."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     plaintext_listener: Literal["", "accepted-risk"] = ""
     """`accepted-risk`: other machines may reach the listener without TLS, since something in front encrypts."""
 
-    @field_validator("kek_files", mode="before")
+    @field_validator("kek_files", "outbound_allow", "outbound_ca_files", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("outbound_allow")
+    @classmethod
+    def _of_hosts_and_ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            try:
+                split_authority(entry, default_port=443)
+            except InvalidDestinationError as error:
+                raise ValueError(f"{PREFIX}OUTBOUND_ALLOW holds host[:port], separated by commas: {error}") from None
         return value
 
     @field_validator("log_level", mode="before")

@@ -265,6 +265,8 @@ class OutboundFailure(StrEnum):
 
     INVALID_URL = "invalid_url"
     """Not https, or with userinfo, a fragment, a port or a host that no URL of ours has."""
+    INVALID_REQUEST = "invalid_request"
+    """A method, header field or client certificate that cannot be sent."""
     DENIED_ADDRESS = "denied_address"
     """Private, loopback, link-local, metadata or our own, and the platform's administrator made no exception."""
     UNREACHABLE = "unreachable"
@@ -272,6 +274,8 @@ class OutboundFailure(StrEnum):
     TIMEOUT = "timeout"
     REDIRECT = "redirect"
     TOO_LARGE = "too_large"
+    UNREADABLE = "unreadable"
+    """No HTTP, cut short, or compressed though we asked for it plain."""
 
 
 class OutboundError(Exception):

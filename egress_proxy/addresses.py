@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from control_plane.contract.address import is_public
 from control_plane.contract.destination import is_ip_literal
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from egress_proxy.core.address import is_public
 
 FRESH_SECONDS: Final = 10.0
 """`getaddrinfo` gives no time to live; within this one a name is not asked again."""

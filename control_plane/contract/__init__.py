@@ -3,6 +3,7 @@
 | module        | what it fixes                                                                  |
 |---------------|--------------------------------------------------------------------------------|
 | `caller`      | ids, and the attested caller tuple (client, tenant, subject, session)          |
+| `address`     | which addresses are on the public internet                                     |
 | `destination` | where a credential may go: canonical hosts, ports, path prefixes, methods      |
 | `placement`   | where a secret stands in a request: header, Basic, query                       |
 | `secret`      | a value that does not show itself                                              |

@@ -10,6 +10,5 @@ Read in this order, which is the order of a request:
 | `decision`     | may this request go, where, and with which secrets? `Forward`, `Resolve`, `Refuse`  |
 | `plan`         | the same request again: is it decided already?                                     |
 | `substitution` | where placeholders stand in a head, and the head that goes upstream                |
-| `address`      | which addresses a name may resolve to                                              |
 | `scrub`        | the way back: no secret in a reply, however it is cut                              |
 """

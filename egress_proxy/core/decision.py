@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NoReturn
 
+from control_plane.contract.address import is_public
 from control_plane.contract.caller import Caller
 from control_plane.contract.destination import (
     DEFAULT_PORTS,
@@ -48,7 +49,6 @@ from control_plane.contract.wire import (
     Refused,
     Route,
 )
-from egress_proxy.core.address import is_public
 from egress_proxy.core.fields import MAX_MARKS, Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
 from egress_proxy.core.substitution import REFERRERS, FoundMark, Swap, find_marks, names_host, placement_of

@@ -78,6 +78,7 @@ VIOLATIONS = {
         "control_plane/adapters/planted.py",
         "from httpx import get",
     ),
+    "a use case drives a provider's library": ("one-http-client", "control_plane/planted.py", "import botocore.auth"),
     "the proxy serves by a framework": ("no-framework-in-the-data-path", "egress_proxy/planted.py", "import fastapi"),
 }
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from egress_proxy.core.address import is_public
+from control_plane.contract.address import is_public
 
-ADDRESS = "egress_proxy/core/address.py"
+ADDRESS = "control_plane/contract/address.py"
 
 
 @pytest.mark.parametrize(

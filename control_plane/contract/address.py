@@ -1,4 +1,4 @@
-"""Which addresses may be dialled for a destination that did not ask for private ones.
+"""Which addresses are on the public internet: all that may be dialled where nobody named a private one.
 
 Rule: an address is judged after it is parsed, in its innermost form: IPv4 hidden in IPv6 (mapped, NAT64, 6to4, Teredo)
 is judged as the IPv4 address it leads to. (Registries: RFC 6890 and its successors; NAT64: RFC 6052.)
