@@ -1,4 +1,4 @@
-"""Who is calling: the administrator by a token, a client by HTTP Basic (RFC 6749 §2.3.1, RFC 7617).
+"""Who is calling: an administrator by a token, a client by HTTP Basic (RFC 6749 §2.3.1, RFC 7617).
 
 Rule: every failure is the same refusal, whatever was wrong. Secrets of clients are 256-bit and kept as SHA-256; they
 are compared in constant time, also where no such client exists.
@@ -8,15 +8,17 @@ import base64
 import binascii
 import hashlib
 import hmac
-from typing import Final
+from typing import Final, assert_never
 from urllib.parse import unquote_plus
 
-from control_plane.contract.caller import ClientId
+from control_plane.contract.caller import ClientId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.core.names import is_client_id
+from control_plane.core.policy import Action, HeldRole, Principal, Role, Verdict, decide
 from control_plane.core.records import Client, ClientKind
 from control_plane.ports import CrossTenantReason, PlatformScope, Store
+from control_plane.trail import ADMINISTRATOR
 
 UNAUTHENTICATED: Final = Refusal(
     RefusalCode.TOKEN_INVALID,
@@ -29,6 +31,16 @@ FORBIDDEN: Final = Refusal(
     "each route is for one kind of caller: see the kind and scopes the client was registered with",
 )
 
+TENANT_NOT_FOUND: Final = Refusal(
+    RefusalCode.NOT_FOUND, "there is no such tenant", "make it with PUT /v1/tenants/{tenant}"
+)
+NOT_YOUR_ROLE: Final = Refusal(
+    RefusalCode.FORBIDDEN,
+    "none of your roles may do that",
+    "an auditor reads; what concerns the whole platform is for its administrator",
+)
+BOOTSTRAP_ADMINISTRATOR: Final = Principal(ADMINISTRATOR, frozenset({HeldRole(Role.PLATFORM_ADMIN)}))
+
 _NO_SECRET: Final = "0" * 64
 
 
@@ -37,16 +49,17 @@ class Access:
         self._store = store
         self._admin_digest = secret_sha256(admin_token.reveal()) if admin_token else None
 
-    def is_administrator(self, authorization: str | None) -> bool:
-        """Whether the header presents the administrator's token."""
+    async def principal(self, authorization: str | None) -> Principal:
+        """The administrator that the header proves. Raises `RefusedError(token_invalid)`."""
         presented = bearer(authorization)
-        if presented is None or self._admin_digest is None:
+        if presented is None or not self._is_bootstrap_token(presented):
+            raise RefusedError(UNAUTHENTICATED)
+        return BOOTSTRAP_ADMINISTRATOR
+
+    def _is_bootstrap_token(self, presented: str) -> bool:
+        if self._admin_digest is None:
             return False
         return hmac.compare_digest(secret_sha256(presented), self._admin_digest)
-
-    def require_administrator(self, authorization: str | None) -> None:
-        if not self.is_administrator(authorization):
-            raise RefusedError(UNAUTHENTICATED)
 
     async def client(self, authorization: str | None) -> Client:
         """The client that the header proves. Raises `RefusedError`."""
@@ -66,6 +79,19 @@ class Access:
         if client.kind is not kind:
             raise RefusedError(FORBIDDEN)
         return client
+
+
+def require(principal: Principal, action: Action, tenant: TenantId | None = None) -> None:
+    """The one gate of the administrators' API. Raises `RefusedError`: `forbidden`, or `not_found` for the tenant."""
+    match decide(principal, action, tenant=tenant):
+        case Verdict.ALLOWED:
+            return
+        case Verdict.UNKNOWN:
+            raise RefusedError(TENANT_NOT_FOUND)
+        case Verdict.FORBIDDEN:
+            raise RefusedError(NOT_YOUR_ROLE)
+        case verdict:
+            assert_never(verdict)
 
 
 def secret_sha256(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from control_plane.access import TENANT_NOT_FOUND
 from control_plane.contract.caller import CredentialId, TenantId
 from control_plane.contract.destination import Destination
 from control_plane.contract.placement import BEARER, Placement, fits
@@ -288,9 +289,6 @@ NAME_TAKEN: Final = Refusal(
 )
 CREDENTIAL_NOT_FOUND: Final = Refusal(
     RefusalCode.CREDENTIAL_NOT_FOUND, "there is no credential of that name", "list them with: coatcheck credential list"
-)
-TENANT_NOT_FOUND: Final = Refusal(
-    RefusalCode.NOT_FOUND, "there is no such tenant", "make it with PUT /v1/tenants/{tenant}"
 )
 SECRET_DOES_NOT_OPEN: Final = Refusal(
     RefusalCode.CREDENTIAL_UNAVAILABLE,

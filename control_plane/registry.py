@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from control_plane.access import secret_sha256
+from control_plane.access import TENANT_NOT_FOUND, secret_sha256
 from control_plane.contract.caller import ClientId, TenantId
 from control_plane.contract.placeholder import BASE62
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
@@ -24,7 +24,7 @@ from control_plane.core.records import (
     Session,
     Tenant,
 )
-from control_plane.credentials import TENANT_NOT_FOUND, invalid_field, require_tenant
+from control_plane.credentials import invalid_field, require_tenant
 from control_plane.ports import (
     Clock,
     CrossTenantReason,

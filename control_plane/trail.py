@@ -20,8 +20,10 @@ class Actor:
     """Who asked, and in which request."""
 
     name: str
-    """`administrator`, `settings`, or a client's id."""
+    """`administrator`, `<issuer>:<subject>` of one that an issuer vouches for, `settings`, or a client's id."""
     request_id: str
+    administers: bool = False
+    """Whether it is an administrator, and so no client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Trail:
                 tenant=tenant,
                 subject=subject,
                 session=session,
-                client=None if by.name == ADMINISTRATOR else by.name,
+                client=None if by.administers or by.name == ADMINISTRATOR else by.name,
                 credential=credential,
                 version=version,
                 placeholder_id=placeholder_id,
@@ -81,7 +83,7 @@ class Trail:
                 tenant=tenant,
                 subject=subject,
                 session=session,
-                client=by.name,
+                client=None if by.administers else by.name,
                 code=refusal.code,
                 true_code=refusal.true_code,
                 detail=refusal.detail,

@@ -1,17 +1,17 @@
-"""The administrator's API: tenants, clients, credentials, grants, allow rules, placeholders, the audit trail.
+"""The administrators' API: tenants, clients, credentials, grants, allow rules, placeholders, the audit trail.
 
-Rule: every route here is for the administrator alone; each handler turns one message into one call and back.
+Rule: every route here is behind the gate of `guard`; each handler turns one message into one call and back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from control_plane.access import Access
-from control_plane.api.errors import request_id
+from control_plane.access import Access, require
+from control_plane.api.guard import AdminRoutes, actor, principal
 from control_plane.api.messages import (
     AllowRuleIn,
     AllowRuleOut,
@@ -31,8 +31,10 @@ from control_plane.api.messages import (
     TenantOut,
 )
 from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.contract.destination import Destination
 from control_plane.core.audit import readable
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, TENANT_ID
+from control_plane.core.policy import Action
 from control_plane.core.presets import PRESETS, preset_to_json
 from control_plane.core.records import ClientKind, TokenKind
 from control_plane.credentials import CredentialChange, CredentialKeeper, NewCredential
@@ -41,7 +43,6 @@ from control_plane.grants import AllowRuleKeeper, GrantKeeper, NewAllowRule, New
 from control_plane.placeholders import NewPlaceholder, PlaceholderKeeper
 from control_plane.ports import CrossTenantReason, PlatformScope, Scope, Store, TenantScope
 from control_plane.registry import NewClient, Registry
-from control_plane.trail import ADMINISTRATOR, Actor
 
 T = TypeVar("T")
 
@@ -53,12 +54,6 @@ AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
 BeforeQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
 RequestIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # a proxy's ids have a hyphen
-
-_PROBLEM: Final[dict[str, Any]] = {
-    "description": "Problem details (RFC 9457)",
-    "content": {"application/problem+json": {"schema": {"type": "object"}}},
-}
-PROBLEMS: Final[dict[int | str, dict[str, Any]]] = dict.fromkeys((400, 401, 404, 413, 422, 503), _PROBLEM)
 
 
 class Items(BaseModel, Generic[T]):
@@ -77,56 +72,64 @@ class AdminApi:
     custody: Custody
 
     def router(self) -> APIRouter:
-        router = APIRouter(
-            prefix="/v1", dependencies=[Depends(administrator_only(self.access))], responses=PROBLEMS, tags=["admin"]
-        )
-        route = router.add_api_route
-        route("/tenants", self.list_tenants, methods=["GET"])
-        route("/tenants/{tenant}", self.put_tenant, methods=["PUT"])
-        route("/tenants/{tenant}", self.delete_tenant, methods=["DELETE"], status_code=204)
-        route("/clients", self.add_client, methods=["POST"], status_code=201)
-        route("/clients", self.list_clients, methods=["GET"])
-        route("/clients/{client}", self.delete_client, methods=["DELETE"], status_code=204)
-        route("/tenants/{tenant}/credentials", self.add_credential, methods=["POST"], status_code=201)
-        route("/tenants/{tenant}/credentials", self.list_credentials, methods=["GET"])
-        route("/tenants/{tenant}/credentials/{name}", self.get_credential, methods=["GET"])
-        route("/tenants/{tenant}/credentials/{name}", self.change_credential, methods=["PATCH"])
-        route("/tenants/{tenant}/credentials/{name}", self.delete_credential, methods=["DELETE"], status_code=204)
-        route("/tenants/{tenant}/credentials/{name}/rotate", self.rotate_credential, methods=["POST"])
-        route("/tenants/{tenant}/grants", self.add_grant, methods=["POST"], status_code=201)
-        route("/tenants/{tenant}/grants", self.list_grants, methods=["GET"])
-        route("/tenants/{tenant}/grants/{grant}", self.delete_grant, methods=["DELETE"], status_code=204)
-        route("/tenants/{tenant}/allow-rules", self.add_rule, methods=["POST"], status_code=201)
-        route("/tenants/{tenant}/allow-rules", self.list_rules, methods=["GET"])
-        route("/tenants/{tenant}/allow-rules/{rule}", self.delete_rule, methods=["DELETE"], status_code=204)
-        route("/tenants/{tenant}/placeholders", self.list_placeholders, methods=["GET"])
-        route("/tenants/{tenant}/placeholders", self.issue_placeholder, methods=["POST"], status_code=201)
-        route(
-            "/tenants/{tenant}/placeholders/{placeholder}",
-            self.revoke_placeholder,
-            methods=["DELETE"],
+        routes = AdminRoutes(self.access)
+        add = routes.add
+        add("GET", "/tenants", self.list_tenants, Action.TENANT_READ)
+        add("PUT", "/tenants/{tenant}", self.put_tenant, Action.TENANT_WRITE)
+        add("DELETE", "/tenants/{tenant}", self.delete_tenant, Action.TENANT_WRITE, status_code=204)
+        add("POST", "/clients", self.add_client, Action.CLIENT_WRITE, status_code=201)
+        add("GET", "/clients", self.list_clients, Action.CLIENT_READ)
+        add("DELETE", "/clients/{client}", self.delete_client, Action.CLIENT_WRITE, status_code=204)
+        add("POST", "/tenants/{tenant}/credentials", self.add_credential, Action.CREDENTIAL_WRITE, status_code=201)
+        add("GET", "/tenants/{tenant}/credentials", self.list_credentials, Action.CREDENTIAL_READ)
+        add("GET", "/tenants/{tenant}/credentials/{name}", self.get_credential, Action.CREDENTIAL_READ)
+        add("PATCH", "/tenants/{tenant}/credentials/{name}", self.change_credential, Action.CREDENTIAL_WRITE)
+        add(
+            "DELETE",
+            "/tenants/{tenant}/credentials/{name}",
+            self.delete_credential,
+            Action.CREDENTIAL_WRITE,
             status_code=204,
         )
-        route("/tenants/{tenant}/audit", self.tenant_audit, methods=["GET"])
-        route("/audit", self.audit, methods=["GET"])
-        route("/presets", self.list_presets, methods=["GET"])
-        route("/key-encryption-keys", self.list_keks, methods=["GET"])
-        return router
+        add("POST", "/tenants/{tenant}/credentials/{name}/rotate", self.rotate_credential, Action.ROTATION_WRITE)
+        add("POST", "/tenants/{tenant}/grants", self.add_grant, Action.GRANT_WRITE, status_code=201)
+        add("GET", "/tenants/{tenant}/grants", self.list_grants, Action.GRANT_READ)
+        add("DELETE", "/tenants/{tenant}/grants/{grant}", self.delete_grant, Action.GRANT_WRITE, status_code=204)
+        add("POST", "/tenants/{tenant}/allow-rules", self.add_rule, Action.ALLOW_RULE_WRITE, status_code=201)
+        add("GET", "/tenants/{tenant}/allow-rules", self.list_rules, Action.ALLOW_RULE_READ)
+        add(
+            "DELETE", "/tenants/{tenant}/allow-rules/{rule}", self.delete_rule, Action.ALLOW_RULE_WRITE, status_code=204
+        )
+        add("GET", "/tenants/{tenant}/placeholders", self.list_placeholders, Action.PLACEHOLDER_READ)
+        add("POST", "/tenants/{tenant}/placeholders", self.issue_placeholder, Action.PLACEHOLDER_WRITE, status_code=201)
+        add(
+            "DELETE",
+            "/tenants/{tenant}/placeholders/{placeholder}",
+            self.revoke_placeholder,
+            Action.PLACEHOLDER_WRITE,
+            status_code=204,
+        )
+        add("GET", "/tenants/{tenant}/audit", self.tenant_audit, Action.AUDIT_READ)
+        add("GET", "/audit", self.audit, Action.AUDIT_READ_ALL)
+        add("GET", "/presets", self.list_presets, Action.PRESET_READ)
+        add("GET", "/key-encryption-keys", self.list_keks, Action.KEK_READ)
+        return routes.router
 
     # --- tenants and clients
 
-    async def list_tenants(self) -> Items[TenantOut]:
-        tenants = await self.registry.tenants()
-        return Items(items=[TenantOut(id=tenant.id, created_at=tenant.created_at) for tenant in tenants])
+    async def list_tenants(self, request: Request) -> Items[TenantOut]:
+        """Those in which the caller holds a role."""
+        seen = [tenant for tenant in await self.registry.tenants() if principal(request).sees(tenant.id)]
+        return Items(items=[TenantOut(id=tenant.id, created_at=tenant.created_at) for tenant in seen])
 
     async def put_tenant(self, request: Request, tenant: TenantPath) -> TenantOut:
         """Makes the tenant if it is not there yet."""
-        made = await self.registry.ensure_tenant(TenantId(tenant), by=_administrator(request))
+        made = await self.registry.ensure_tenant(TenantId(tenant), by=actor(request))
         return TenantOut(id=made.id, created_at=made.created_at)
 
     async def delete_tenant(self, request: Request, tenant: TenantPath) -> Response:
         """With everything it has. The audit trail stays."""
-        await self.registry.remove_tenant(TenantId(tenant), by=_administrator(request))
+        await self.registry.remove_tenant(TenantId(tenant), by=actor(request))
         return Response(status_code=204)
 
     async def add_client(self, request: Request, body: ClientIn) -> NewClientOut:
@@ -137,20 +140,23 @@ class AdminApi:
             tenant=TenantId(body.tenant) if body.tenant is not None else None,
             scopes=tuple(body.scopes),
         )
-        client, secret = await self.registry.add_client(new, by=_administrator(request))
+        client, secret = await self.registry.add_client(new, by=actor(request))
         return NewClientOut.with_secret(client, secret)
 
-    async def list_clients(self) -> Items[ClientOut]:
-        return Items(items=[ClientOut.of(client) for client in await self.registry.clients()])
+    async def list_clients(self, request: Request) -> Items[ClientOut]:
+        """The platform's roles see all, a tenant's its own."""
+        seen = [client for client in await self.registry.clients() if principal(request).sees(client.tenant)]
+        return Items(items=[ClientOut.of(client) for client in seen])
 
     async def delete_client(self, request: Request, client: ClientPath) -> Response:
         """Whatever it holds is revoked."""
-        await self.registry.remove_client(ClientId(client), by=_administrator(request))
+        await self.registry.remove_client(ClientId(client), by=actor(request))
         return Response(status_code=204)
 
     # --- credentials
 
     async def add_credential(self, request: Request, tenant: TenantPath, body: CredentialIn) -> CredentialOut:
+        _require_private(request, tenant, *(body.destinations or ()))
         new = NewCredential(
             name=body.name,
             preset=body.preset,
@@ -160,7 +166,7 @@ class AdminApi:
             credential_required=body.credential_required,
             secret=body.secret,
         )
-        return CredentialOut.of(await self.credentials.add(TenantId(tenant), new, by=_administrator(request)))
+        return CredentialOut.of(await self.credentials.add(TenantId(tenant), new, by=actor(request)))
 
     async def list_credentials(self, tenant: TenantPath) -> Items[CredentialOut]:
         found = await self.credentials.list(TenantId(tenant))
@@ -173,6 +179,7 @@ class AdminApi:
         self, request: Request, tenant: TenantPath, name: NamePath, body: CredentialChangeIn
     ) -> CredentialOut:
         """Anything by which the secret could go further than before needs the secret again: 422 `secret_required`."""
+        _require_private(request, tenant, *(body.destinations or ()))
         change = CredentialChange(
             destinations=_tuple(body.destinations),
             placements=_tuple(body.placements),
@@ -180,9 +187,7 @@ class AdminApi:
             credential_required=body.credential_required,
             secret=body.secret,
         )
-        return CredentialOut.of(
-            await self.credentials.change(TenantId(tenant), name, change, by=_administrator(request))
-        )
+        return CredentialOut.of(await self.credentials.change(TenantId(tenant), name, change, by=actor(request)))
 
     async def rotate_credential(
         self, request: Request, tenant: TenantPath, name: NamePath, body: RotationIn
@@ -190,12 +195,12 @@ class AdminApi:
         """A new version of the secret. Placeholders stay as they are."""
         return CredentialOut.of(
             await self.credentials.rotate(
-                TenantId(tenant), name, body.secret, compromised=body.compromised, by=_administrator(request)
+                TenantId(tenant), name, body.secret, compromised=body.compromised, by=actor(request)
             )
         )
 
     async def delete_credential(self, request: Request, tenant: TenantPath, name: NamePath) -> Response:
-        await self.credentials.delete(TenantId(tenant), name, by=_administrator(request))
+        await self.credentials.delete(TenantId(tenant), name, by=actor(request))
         return Response(status_code=204)
 
     # --- grants and allow rules
@@ -210,17 +215,18 @@ class AdminApi:
             path_prefixes=_set(body.path_prefixes),
             until=body.until,
         )
-        return GrantOut.of(await self.grants.add(TenantId(tenant), new, by=_administrator(request)))
+        return GrantOut.of(await self.grants.add(TenantId(tenant), new, by=actor(request)))
 
     async def list_grants(self, tenant: TenantPath) -> Items[GrantOut]:
         return Items(items=[GrantOut.of(named) for named in await self.grants.list(TenantId(tenant))])
 
     async def delete_grant(self, request: Request, tenant: TenantPath, grant: IdPath) -> Response:
         """Placeholders that stood on this grant alone are revoked."""
-        await self.grants.remove(TenantId(tenant), GrantId(grant), by=_administrator(request))
+        await self.grants.remove(TenantId(tenant), GrantId(grant), by=actor(request))
         return Response(status_code=204)
 
     async def add_rule(self, request: Request, tenant: TenantPath, body: AllowRuleIn) -> AllowRuleOut:
+        _require_private(request, tenant, body)
         new = NewAllowRule(
             host=body.host,
             port=body.port,
@@ -228,13 +234,13 @@ class AdminApi:
             allow_private=body.allow_private,
             session=SessionId(body.session) if body.session is not None else None,
         )
-        return AllowRuleOut.of(await self.rules.add(TenantId(tenant), new, by=_administrator(request)))
+        return AllowRuleOut.of(await self.rules.add(TenantId(tenant), new, by=actor(request)))
 
     async def list_rules(self, tenant: TenantPath) -> Items[AllowRuleOut]:
         return Items(items=[AllowRuleOut.of(rule) for rule in await self.rules.list(TenantId(tenant))])
 
     async def delete_rule(self, request: Request, tenant: TenantPath, rule: IdPath) -> Response:
-        await self.rules.remove(TenantId(tenant), rule, by=_administrator(request))
+        await self.rules.remove(TenantId(tenant), rule, by=actor(request))
         return Response(status_code=204)
 
     # --- placeholders
@@ -260,10 +266,10 @@ class AdminApi:
             client=ClientId(body.client) if body.client is not None else None,
             with_session=body.session,
         )
-        return ExchangeOut.of(await self.placeholders.issue(TenantId(tenant), new, by=_administrator(request)))
+        return ExchangeOut.of(await self.placeholders.issue(TenantId(tenant), new, by=actor(request)))
 
     async def revoke_placeholder(self, request: Request, tenant: TenantPath, placeholder: IdPath) -> Response:
-        await self.placeholders.revoke(TenantId(tenant), PlaceholderId(placeholder), by=_administrator(request))
+        await self.placeholders.revoke(TenantId(tenant), PlaceholderId(placeholder), by=actor(request))
         return Response(status_code=204)
 
     # --- the trail, and what there is to know
@@ -301,15 +307,10 @@ class AdminApi:
         )
 
 
-def administrator_only(access: Access) -> Callable[..., None]:
-    def check(authorization: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
-        access.require_administrator(authorization)
-
-    return check
-
-
-def _administrator(request: Request) -> Actor:
-    return Actor(ADMINISTRATOR, request_id(request))
+def _require_private(request: Request, tenant: str, *reached: Destination | AllowRuleIn) -> None:
+    """What lets a tenant reach into the platform's own network is not for the tenant to say."""
+    if any(each.allow_private for each in reached):
+        require(principal(request), Action.PRIVATE_ADDRESS_WRITE, TenantId(tenant))
 
 
 def _tuple(values: Sequence[T] | None) -> tuple[T, ...] | None:

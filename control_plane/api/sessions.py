@@ -8,18 +8,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from control_plane.access import FORBIDDEN, UNAUTHENTICATED, Access, bearer, is_basic
-from control_plane.api.admin import PROBLEMS
+from control_plane.access import FORBIDDEN, UNAUTHENTICATED, Access, bearer, is_basic, require
 from control_plane.api.errors import request_id
+from control_plane.api.guard import PROBLEMS, actor_of
 from control_plane.api.messages import SessionIn, SessionOut, SessionTokenOut
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import RefusedError
 from control_plane.core.names import OBJECT_ID
-from control_plane.core.records import Session
+from control_plane.core.policy import Action, Principal
+from control_plane.core.records import Client, Session
 from control_plane.core.session_token import InvalidSessionTokenError
 from control_plane.credentials import invalid_field
 from control_plane.sessions import SESSION_NOT_FOUND, Opening, Sessions, asserting_tenant, asserts_subjects_in
-from control_plane.trail import ADMINISTRATOR, Actor
+from control_plane.trail import Actor
 
 SessionPath = Annotated[str, Path(pattern=OBJECT_ID)]
 
@@ -38,67 +39,79 @@ class SessionsApi:
         return router
 
     async def open(self, request: Request, body: SessionIn) -> SessionTokenOut:
-        """For the administrator, or a client with `subject:assert` inside its own tenant."""
+        """For an administrator of the tenant, or a client with `subject:assert` inside its own tenant."""
         authorization = request.headers.get("authorization")
-        if self.access.is_administrator(authorization):
-            if body.tenant is None:
-                raise invalid_field("tenant", "is missing")
-            tenant, name = TenantId(body.tenant), ADMINISTRATOR
-        else:
+        if is_basic(authorization):
             client = await self.access.client(authorization)
-            tenant, name = asserting_tenant(client), client.id
+            tenant, by = asserting_tenant(client), Actor(client.id, request_id(request))
             if body.tenant not in (None, tenant) or body.roles:
                 raise RefusedError(FORBIDDEN)
+        else:
+            principal = await self.access.principal(authorization)
+            if body.tenant is None:
+                raise invalid_field("tenant", "is missing")
+            tenant, by = TenantId(body.tenant), actor_of(principal, request)
+            require(principal, Action.SESSION_WRITE, tenant)
         opening = Opening(
             tenant=tenant,
             subject=SubjectId(body.subject),
             roles=tuple(body.roles),
             runtime=ClientId(body.runtime),
         )
-        session = await self.sessions.open(opening, by=Actor(name, request_id(request)))
+        session = await self.sessions.open(opening, by=by)
         return await self._fresh_token(session)
 
     async def token(self, request: Request, session: SessionPath) -> SessionTokenOut:
-        """A fresh token, for the owner by a live one of the same session, or for the administrator."""
-        found, _ = await self._seen_by_owner(request, SessionId(session))
+        """A fresh token, for the owner by a live one of the same session, or for an administrator of the tenant."""
+        authorization = request.headers.get("authorization")
+        if is_basic(authorization):
+            raise RefusedError(UNAUTHENTICATED)
+        found, _ = await self._seen(request, SessionId(session), Action.SESSION_WRITE)
         return await self._fresh_token(found)
 
     async def get(self, request: Request, session: SessionPath) -> SessionOut:
-        found, _ = await self._seen(request, SessionId(session))
+        found, _ = await self._seen(request, SessionId(session), Action.SESSION_READ)
         return SessionOut.of(found)
 
     async def end(self, request: Request, session: SessionPath) -> Response:
         """Revokes its placeholders. Ending it again changes nothing."""
-        found, name = await self._seen(request, SessionId(session))
-        await self.sessions.end(found, by=Actor(name, request_id(request)))
+        found, by = await self._seen(request, SessionId(session), Action.SESSION_WRITE)
+        await self.sessions.end(found, by=by)
         return Response(status_code=204)
 
-    async def _seen(self, request: Request, session_id: SessionId) -> tuple[Session, str]:
-        """The session, if the caller is its owner, its runtime, an operator of its tenant, or the administrator."""
+    async def _seen(self, request: Request, session_id: SessionId, action: Action) -> tuple[Session, Actor]:
+        """The session, if the caller is its owner, its runtime, an operator of its tenant, or an administrator."""
         authorization = request.headers.get("authorization")
-        if not is_basic(authorization):
-            return await self._seen_by_owner(request, session_id)
-        client = await self.access.client(authorization)
-        session = await self.sessions.find(session_id)
-        is_its_runtime = session.runtime == client.id and client.serves(session.tenant)
-        if not is_its_runtime and not asserts_subjects_in(client, session.tenant):
-            raise RefusedError(SESSION_NOT_FOUND)
-        return session, client.id
-
-    async def _seen_by_owner(self, request: Request, session_id: SessionId) -> tuple[Session, str]:
-        authorization = request.headers.get("authorization")
-        if self.access.is_administrator(authorization):
-            return await self.sessions.find(session_id), ADMINISTRATOR
+        if is_basic(authorization):
+            return await self._seen_by_client(await self.access.client(authorization), request, session_id)
         unverified_token = bearer(authorization)
         if unverified_token is None:
             raise RefusedError(UNAUTHENTICATED)
         try:
             claims = await self.sessions.verified_owner(unverified_token)
         except InvalidSessionTokenError:
-            raise RefusedError(UNAUTHENTICATED) from None
+            return await self._seen_by_administrator(
+                await self.access.principal(authorization), request, session_id, action
+            )
         if claims.session != session_id:
             raise RefusedError(SESSION_NOT_FOUND)
-        return await self.sessions.find(session_id), claims.audience
+        return await self.sessions.find(session_id), Actor(claims.audience, request_id(request))
+
+    async def _seen_by_client(self, client: Client, request: Request, session_id: SessionId) -> tuple[Session, Actor]:
+        session = await self.sessions.find(session_id)
+        is_its_runtime = session.runtime == client.id and client.serves(session.tenant)
+        if not is_its_runtime and not asserts_subjects_in(client, session.tenant):
+            raise RefusedError(SESSION_NOT_FOUND)
+        return session, Actor(client.id, request_id(request))
+
+    async def _seen_by_administrator(
+        self, principal: Principal, request: Request, session_id: SessionId, action: Action
+    ) -> tuple[Session, Actor]:
+        session = await self.sessions.find(session_id)
+        if not principal.sees(session.tenant):
+            raise RefusedError(SESSION_NOT_FOUND)
+        require(principal, action, session.tenant)
+        return session, actor_of(principal, request)
 
     async def _fresh_token(self, session: Session) -> SessionTokenOut:
         token = await self.sessions.token(session)
