@@ -27,6 +27,14 @@ def control_plane() -> None:
     _serve(lambda: config.Settings.from_environment(os.environ), bootstrap.serve, prefix=config.PREFIX)
 
 
+@app.command("migrate")
+def migrate() -> None:
+    """Bring the control plane's database to the tables of this release, and end (COATCHECK_CONTROL_PLANE_*)."""
+    from control_plane import bootstrap, config
+
+    _serve(lambda: config.DatabaseSettings.from_environment(os.environ), bootstrap.migrate, prefix=config.PREFIX)
+
+
 @app.command("proxy")
 def proxy() -> None:
     """The egress proxy (COATCHECK_PROXY_*)."""

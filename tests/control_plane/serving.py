@@ -104,6 +104,8 @@ def settings_in(folder: Path, **overrides: Any) -> Settings:
         "clients_file": folder / "clients.json",
         "proxy_base_url": PROXY_BASE_URL,
         "log_level": "error",
+        # Most tests have a PostgreSQL of their own with one login; transactions enter the two roles all the same.
+        "unbound_database_login": "accepted-risk",
     }
     return Settings(**(given | overrides))
 

@@ -1,19 +1,8 @@
 """The whole flow on PostgreSQL: the same control plane, another database URL."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.control_plane.conftest import OwnControlPlane
-from tests.control_plane.postgresql import postgresql
 from tests.control_plane.serving import PROXY
 from tests.control_plane.workspace import SECRET, Workspace
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgresql() as url:
-        yield url
 
 
 def test_a_credential_is_granted_exchanged_resolved_rotated_and_revoked(

@@ -12,6 +12,7 @@ READ, so that an answer and its outbox position are of one moment.
 import math
 import os
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,14 @@ _WAITS: Final = "coatcheck_waits_seconds"
 _READER_WAITS_MILLISECONDS: Final = 250
 """Readers wait only while another process recovers or converts the file; the event loop waits with them."""
 
+
+# Behind a transaction pooler (PgBouncer) the next transaction may run on another server connection, where a statement
+# that was prepared here does not exist, or is another client's of the same name: nothing is kept, names never meet.
+_FIT_FOR_A_POOLER: Final[dict[str, Any]] = {
+    "statement_cache_size": 0,
+    "prepared_statement_cache_size": 0,
+    "prepared_statement_name_func": lambda: f"coatcheck_{uuid.uuid4().hex}",
+}
 
 DATABASE_URLS: Final = "sqlite+aiosqlite:////path/to/file or postgresql+asyncpg://user:password@host/database"
 
@@ -75,7 +84,7 @@ def open_database(database_url: str) -> Database:
                 pool_pre_ping=True,
                 pool_size=10,
                 pool_timeout=WRITER_WAITS_SECONDS,
-                connect_args={"timeout": 10},
+                connect_args=_FIT_FOR_A_POOLER | {"timeout": 10},
             )
             return Database(engine, reader=None)
         case other:

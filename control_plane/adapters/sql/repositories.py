@@ -524,14 +524,16 @@ class SqlOutbox:
         ]
 
     async def position(self) -> Position:
+        self._tx.require_mine(None)  # a tenant sees its own numbers alone, which are no position
         newest = select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery()
         row = await self._tx.row(select(META.c.value, newest.label("sequence")).where(META.c.name == "epoch"))
         assert row is not None, "the migrations write the epoch"
         return Position(epoch=row["value"], sequence=row["sequence"])
 
     async def purge(self, *, before: float, keep: int, limit: int) -> int:
+        self._tx.require_mine(None)
         newest = select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery()
-        old = (OUTBOX.c.at < before, OUTBOX.c.sequence <= newest - keep, self._tx.mine(OUTBOX.c.tenant))
+        old = (OUTBOX.c.at < before, OUTBOX.c.sequence <= newest - keep)
         # The oldest first: what is left is without a hole.
         some = select(OUTBOX.c.sequence).where(*old).order_by(OUTBOX.c.sequence).limit(limit)
         return await self._tx.change(delete(OUTBOX).where(OUTBOX.c.sequence.in_(some)))

@@ -7,18 +7,26 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 import structlog
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.adapters.sql.engine import WRITER, WRITER_DEADLINE, WRITER_WAITS_SECONDS, Database
 from control_plane.adapters.sql.records import SqlRecords
 from control_plane.adapters.sql.repositories import OnTheLoop, Transaction
+from control_plane.adapters.sql.roles import PLATFORM_ROLE, TENANT_ROLE, TENANT_SETTING
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.ports import Scope, Wake
+from control_plane.ports import Scope, TenantScope, Wake
 
 _log = structlog.get_logger("control_plane.store")
+
+# Both end with the transaction (`true`), so that a connection goes back as nobody's: to our pool, or to a pooler that
+# gives it to another process next.
+_ENTER: Final = text("SELECT set_config('role', :role, true), set_config(:setting, :tenant, true)")
 
 
 class SqlStore:
@@ -39,6 +47,7 @@ class SqlStore:
                     yield SqlRecords(Transaction(OnTheLoop(direct), scope, writes=False))
             else:
                 async with self._reader.connect() as connection, connection.begin():
+                    await _enter(connection, scope)
                     yield SqlRecords(Transaction(connection, scope, writes=False))
 
     @asynccontextmanager
@@ -49,6 +58,8 @@ class SqlStore:
             async with self._turn(deadline), self._writer.connect() as connection:
                 await connection.execution_options(**{WRITER_DEADLINE: deadline})
                 async with connection.begin():
+                    if self._sqlite_reader is None:
+                        await _enter(connection, scope)
                     tx = Transaction(connection, scope, writes=True)
                     yield SqlRecords(tx)
                     published = await tx.flush()
@@ -67,6 +78,15 @@ class SqlStore:
             yield
         finally:
             self._one_writer.release()
+
+
+async def _enter(connection: AsyncConnection, scope: Scope) -> None:
+    """PostgreSQL: from here to its end the transaction has the rights and sees the rows of its scope, and no others."""
+    if isinstance(scope, TenantScope):
+        as_whom = {"role": TENANT_ROLE, "tenant": scope.tenant}
+    else:
+        as_whom = {"role": PLATFORM_ROLE, "tenant": ""}
+    await connection.execute(_ENTER, {"setting": TENANT_SETTING, **as_whom})
 
 
 class _unavailable_when_away:  # noqa: N801 (reads as a statement)
