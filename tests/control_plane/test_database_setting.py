@@ -32,9 +32,9 @@ async def test_the_database_is_where_the_file_says(settings: dict[str, Any], tmp
 
 
 @pytest.mark.guards(
-    "control_plane/bootstrap.py",
-    "read_secret_file(settings.database_url_file).reveal()",
-    "settings.database_url_file.read_text().strip()",
+    "control_plane/database.py",
+    "read_secret_file(file).reveal()",
+    "file.read_text().strip()",
 )
 async def test_a_file_that_everybody_can_read_is_not_used(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ClientsFileError, match="can be read by others"):

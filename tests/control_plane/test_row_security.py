@@ -1,4 +1,4 @@
-"""PostgreSQL's own wall between tenants (ADR 0010): what a transaction reaches when a query forgot its tenant.
+"""PostgreSQL's own wall between tenants (ADR 0011): what a transaction reaches when a query forgot its tenant.
 
 Rule: the statements here are raw, without any condition of ours; the logins are made by the SQL of docs/postgresql.md.
 """
@@ -98,8 +98,8 @@ async def test_row_security_is_forced_on_every_table_of_a_tenant(logins: Logins,
 
 @pytest.mark.guards(
     "control_plane/migrations/rls.py",
-    """{column} = NULLIF(current_setting('{TENANT_SETTING}', true), '')""",
-    "true",
+    """f"{{column}} = NULLIF(current_setting('{TENANT_SETTING}', true), '')\"""",
+    '"true"',
 )
 async def test_a_query_that_forgot_its_tenant_sees_one_tenants_rows(database: Database) -> None:
     for table in of_tenants():

@@ -1,7 +1,7 @@
 """Brings the database to the tables of this version.
 
 Rule: one process migrates at a time, and a database of a newer version is left alone. On PostgreSQL it is the tables'
-owner who migrates, which is not the login that serves (ADR 0010).
+owner who migrates, which is not the login that serves (ADR 0011).
 """
 
 import secrets
