@@ -14,9 +14,12 @@ from urllib.parse import unquote_plus
 from control_plane.contract.caller import ClientId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
+from control_plane.core.identity import Use, VerifiedIdentity
 from control_plane.core.names import is_client_id
 from control_plane.core.policy import Action, HeldRole, Principal, Role, Verdict, decide
 from control_plane.core.records import Client, ClientKind
+from control_plane.core.tokens import InvalidTokenError
+from control_plane.identification import Identification
 from control_plane.ports import CrossTenantReason, PlatformScope, Store
 from control_plane.trail import ADMINISTRATOR
 
@@ -45,16 +48,29 @@ _NO_SECRET: Final = "0" * 64
 
 
 class Access:
-    def __init__(self, store: Store, *, admin_token: Secret | None) -> None:
+    def __init__(self, store: Store, identification: Identification, *, admin_token: Secret | None) -> None:
         self._store = store
+        self._identification = identification
         self._admin_digest = secret_sha256(admin_token.reveal()) if admin_token else None
 
     async def principal(self, authorization: str | None) -> Principal:
         """The administrator that the header proves. Raises `RefusedError(token_invalid)`."""
         presented = bearer(authorization)
-        if presented is None or not self._is_bootstrap_token(presented):
+        if presented is None:
             raise RefusedError(UNAUTHENTICATED)
-        return BOOTSTRAP_ADMINISTRATOR
+        if self._is_bootstrap_token(presented):
+            return BOOTSTRAP_ADMINISTRATOR
+        identity = await self.identity(presented, use=Use.ADMIN)
+        if not identity.admin_roles:
+            raise RefusedError(UNAUTHENTICATED)
+        return Principal(f"{identity.issuer}:{identity.subject}", identity.admin_roles)
+
+    async def identity(self, unverified_token: str, *, use: Use) -> VerifiedIdentity:
+        """Who a trusted issuer's token speaks for. Raises `RefusedError(token_invalid)`."""
+        try:
+            return await self._identification.verified(unverified_token, use=use)
+        except InvalidTokenError:
+            raise RefusedError(UNAUTHENTICATED) from None
 
     def _is_bootstrap_token(self, presented: str) -> bool:
         if self._admin_digest is None:

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 
 from control_plane import logs
 from control_plane.access import Access
+from control_plane.adapters.jwks import FetchedKeys
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
@@ -48,6 +49,7 @@ from control_plane.database import migrate_once, opened
 from control_plane.exchange import Exchange
 from control_plane.grants import AllowRuleKeeper, GrantKeeper
 from control_plane.hardening import forbid_core_dumps
+from control_plane.identification import Identification
 from control_plane.issuance import Issuance
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
@@ -136,7 +138,8 @@ async def _assembled(
     with contextlib.suppress(RefusedError):
         await own_keys.rings()
     # (4) The use cases.
-    access = Access(store, admin_token=admin_token)
+    identification = Identification(store, FetchedKeys(outbound, clock=clock), clock=clock, own_issuer=issuer)
+    access = Access(store, identification, admin_token=admin_token)
     issuance = Issuance(own_keys, clock=clock, entropy=entropy, proxy_base_url=settings.proxy_base_url)
     sessions = Sessions(
         store,

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.wire import AuditEvent
+from control_plane.core.identity import KeySource, TrustedIssuer
+from control_plane.core.jwk import VerificationKey
 from control_plane.core.records import (
     Change,
     Client,
@@ -172,6 +174,30 @@ class OwnKeys(Protocol):
         ...
 
 
+class Issuers(Protocol):
+    """The platform's own: no tenant has any."""
+
+    async def add(self, issuer: TrustedIssuer) -> None: ...
+    async def replace(self, issuer: TrustedIssuer) -> None: ...
+    async def named(self, name: str) -> TrustedIssuer | None: ...
+    async def of(self, issuers: Sequence[str]) -> Sequence[TrustedIssuer]:
+        """Those with one of these as `issuer`."""
+        ...
+
+    async def list(self) -> Sequence[TrustedIssuer]: ...
+    async def remove(self, name: str) -> bool: ...
+
+
+class UsedAssertions(Protocol):
+    """Assertions that are good for once (RFC 7523 §3, `jti`)."""
+
+    async def use(self, sha256: str, *, expires_at: float) -> bool:
+        """False where it was used before."""
+        ...
+
+    async def purge(self, *, over_before: float, limit: int) -> int: ...
+
+
 class Outbox(Protocol):
     async def append(self, changes: Sequence[Change], at: float) -> None: ...
     async def after(self, sequence: int, limit: int) -> Sequence[PublishedChange]: ...
@@ -246,6 +272,10 @@ class Records(Protocol):
     @property
     def own_keys(self) -> OwnKeys: ...
     @property
+    def issuers(self) -> Issuers: ...
+    @property
+    def used_assertions(self) -> UsedAssertions: ...
+    @property
     def outbox(self) -> Outbox: ...
     @property
     def audit(self) -> Audit: ...
@@ -312,6 +342,21 @@ class Outbound(Protocol):
 
     async def send(self, request: OutboundRequest) -> OutboundReply:
         """Any status is a reply. Raises `OutboundError`."""
+        ...
+
+
+class KeysUnavailableError(Exception):
+    """No keys, old or new: whether a token is good cannot be said. Says why, and never what was fetched."""
+
+
+class PublicKeys(Protocol):
+    """The public keys of others, as long as they are good."""
+
+    async def of(self, source: KeySource, *, key_id: str | None) -> Sequence[VerificationKey]:
+        """All keys of the source, looked up again, within bounds, where none of them has this id.
+
+        Raises `KeysUnavailableError`.
+        """
         ...
 
 

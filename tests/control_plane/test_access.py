@@ -85,9 +85,7 @@ def test_every_internal_route_is_for_proxies_alone(granted: Workspace) -> None:
             assert response.status_code in (401, 403), kind
 
 
-@pytest.mark.guards(
-    "control_plane/access.py", "if presented is None or not self._is_bootstrap_token(presented):", "if False:"
-)
+@pytest.mark.guards("control_plane/access.py", "if self._is_bootstrap_token(presented):", "if True:")
 def test_every_administrators_route_is_for_the_administrator_alone(granted: Workspace) -> None:
     callers = Callers(granted)
     found = [

@@ -3,6 +3,7 @@
 A new topic has its repository in a file of its own, made of `repositories.Transaction`, and its line here.
 """
 
+from control_plane.adapters.sql.issuers import SqlIssuers, SqlUsedAssertions
 from control_plane.adapters.sql.repositories import (
     SqlAllowRules,
     SqlAudit,
@@ -33,6 +34,8 @@ class SqlRecords:
         self.sessions = SqlSessions(tx)
         self.tokens = SqlTokens(tx)
         self.own_keys = SqlOwnKeys(tx)
+        self.issuers = SqlIssuers(tx)
+        self.used_assertions = SqlUsedAssertions(tx)
         self.outbox = SqlOutbox(tx)
         self.audit = SqlAudit(tx)
         self.hot = SqlHotReads(tx)

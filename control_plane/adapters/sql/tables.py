@@ -170,6 +170,24 @@ class KeyRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
 
 
+class IssuerRow(Base):
+    """An issuer whose tokens are believed. No tenant's: the platform's administrator says whom to believe."""
+
+    __tablename__ = "issuers"
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    issuer: Mapped[str] = mapped_column(String(512), unique=True)
+    definition: Mapped[dict[str, Any]]
+    """The whole `TrustedIssuer` as JSON."""
+
+
+class UsedAssertionRow(Base):
+    """A client's one-time assertion (RFC 7523), by fingerprint, until it would be over anyway."""
+
+    __tablename__ = "used_assertions"
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    expires_at: Mapped[float] = mapped_column(Float, index=True)
+
+
 class OutboxRow(Base):
     """One change, written in the transaction that made it. The sequence is what `as_of` refers to."""
 
