@@ -3,8 +3,10 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+from control_plane.migrations.rls import keep_for_platform
+
+revision = "0005"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 
@@ -25,3 +27,5 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_used_assertions")),
     )
     op.create_index(op.f("ix_used_assertions_expires_at"), "used_assertions", ["expires_at"])
+    for table in ("issuers", "used_assertions"):
+        keep_for_platform(op, table)
