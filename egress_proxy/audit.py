@@ -7,10 +7,11 @@ stop (`strict`), or events are dropped and counted, which the trail then shows a
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -37,42 +38,57 @@ class RepeatedEvent:
     The hot path records with it: writing an `AuditEvent` out costs twenty times as much.
     """
 
-    __slots__ = ("_rest", "tenant")
+    __slots__ = ("_rest",)
 
     def __init__(self, event: AuditEvent) -> None:
         text = write(AUDIT_EVENT, event)
-        self.tenant = event.tenant
-        self._rest = text[text.index(b'"action":') :]
+        self._rest = text[text.index(b'"action":') :].decode()
 
-    def encode(self, *, event_id: str, at: float, request_id: str) -> bytes:
-        """`event_id` and `request_id` are our own, of characters that JSON takes as they are."""
-        head = f'{{"event_id":"{event_id}","at":{at!r},"request_id":"{request_id}",'
-        return head.encode() + self._rest
+    def encode(self, request_id: str, at: float) -> bytes:
+        """As JSON, of that request at that time. `request_id` is our own, of characters that JSON takes as they are."""
+        return f'{{"event_id":"{request_id}","at":{at!r},"request_id":"{request_id}",{self._rest}'.encode()
 
 
 class _Part:
     """Room for one sort of events."""
 
-    __slots__ = ("_by_tenant", "_capacity", "_count", "_tenant_quota")
+    __slots__ = ("capacity", "count", "rooms", "tenant_quota")
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = max(1, capacity)
-        self._tenant_quota = max(1, int(capacity * TENANT_SHARE))
-        self._count = 0
-        self._by_tenant: Counter[str | None] = Counter()
+        self.capacity = max(1, capacity)
+        self.tenant_quota = max(1, int(capacity * TENANT_SHARE))
+        self.count = 0
+        self.rooms: WeakValueDictionary[str | None, Room] = WeakValueDictionary()
 
-    def has_room(self, tenant: str | None) -> bool:
-        return self._count < self._capacity and self._by_tenant[tenant] < self._tenant_quota
+    def room(self, tenant: str | None) -> "Room":
+        """The tenant's, the same for as long as anybody holds it or an event waits in it."""
+        room = self.rooms.get(tenant)
+        if room is None:
+            room = self.rooms[tenant] = Room(self)
+        return room
 
-    def add(self, tenant: str | None) -> None:
-        self._count += 1
-        self._by_tenant[tenant] += 1
 
-    def remove(self, tenant: str | None) -> None:
-        self._count -= 1
-        self._by_tenant[tenant] -= 1
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
+class Room:
+    """What of a part is one tenant's. Whoever records again and again holds it, and is spared the looking up."""
+
+    __slots__ = ("__weakref__", "_part", "used")
+
+    def __init__(self, part: _Part) -> None:
+        self._part = part
+        self.used = 0
+
+    @property
+    def is_full(self) -> bool:
+        part = self._part
+        return self.used >= part.tenant_quota or part.count >= part.capacity
+
+    def add(self) -> None:
+        self.used += 1
+        self._part.count += 1
+
+    def remove(self) -> None:
+        self.used -= 1
+        self._part.count -= 1
 
 
 class AuditSpool:
@@ -83,7 +99,7 @@ class AuditSpool:
         self._mode = mode
         self._refusals = _Part(int(capacity * REFUSAL_SHARE))
         self._requests = _Part(capacity - int(capacity * REFUSAL_SHARE))
-        self._waiting: deque[tuple[_Part, str | None, bytes]] = deque()
+        self._waiting: deque[tuple[Room, bytes]] = deque()
         self._not_yet_told = 0
         self._wake = asyncio.Event()
         self._stopping = False
@@ -93,27 +109,27 @@ class AuditSpool:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def admits_swap(self, tenant: str) -> bool:
-        """Whether a swap of this tenant may happen: it can be recorded, or need not be."""
-        return self._mode is AuditMode.BEST_EFFORT or self._requests.has_room(tenant)
+    def room_for_requests(self, tenant: str | None) -> Room:
+        """Where the events of a tenant's requests that go have their place."""
+        return self._requests.room(tenant)
+
+    def admits_swap(self, room: Room) -> bool:
+        """Whether a swap may happen: it can be recorded there, or need not be."""
+        return self._mode is AuditMode.BEST_EFFORT or not room.is_full
 
     def record(self, event: AuditEvent) -> None:
         """Spool one event."""
         part = self._refusals if event.code is not None else self._requests
-        self._put(part, event.tenant, write(AUDIT_EVENT, event))
+        self.record_again(part.room(event.tenant), write(AUDIT_EVENT, event))
 
-    def record_again(self, tenant: str | None, event: bytes) -> None:
-        """Spool the event of a request that goes, as JSON."""
-        self._put(self._requests, tenant, event)
-
-    def _put(self, part: _Part, tenant: str | None, event: bytes) -> None:
-        """Dropped and counted where there is no room."""
-        if not part.has_room(tenant):
+    def record_again(self, room: Room, event: bytes) -> None:
+        """Spool an event that is JSON already. Dropped and counted where there is no room."""
+        if room.is_full:
             self.dropped += 1
             self._not_yet_told += 1
             return
-        part.add(tenant)
-        self._waiting.append((part, tenant, event))
+        room.add()
+        self._waiting.append((room, event))
         if len(self._waiting) == BATCH_EVENTS:
             self._wake.set()
 
@@ -146,7 +162,7 @@ class AuditSpool:
         attempt = 0
         while True:
             try:
-                await self._deliver([event for _, _, event in batch], dropped)
+                await self._deliver([event for _, event in batch], dropped)
                 break
             except Exception as error:  # border: whatever went wrong, the batch is kept and sent again
                 log.warning("audit_not_delivered", error=type(error).__name__, spooled=len(self._waiting))
@@ -154,8 +170,8 @@ class AuditSpool:
                 attempt += 1
         self._not_yet_told -= dropped
         self.delivered += len(batch)
-        for part, tenant, _ in batch:
+        for room, _ in batch:
             self._waiting.popleft()
-            part.remove(tenant)
+            room.remove()
         if len(self._waiting) >= BATCH_EVENTS:
             self._wake.set()

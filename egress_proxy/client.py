@@ -15,7 +15,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import structlog
@@ -24,7 +24,7 @@ from control_plane.contract.destination import InvalidDestinationError, canonica
 from control_plane.contract.placeholder import ForgedTokenError, GenuineToken, TokenKind, parse
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import AuditEvent
-from egress_proxy.audit import RepeatedEvent
+from egress_proxy.audit import RepeatedEvent, Room
 from egress_proxy.ca import UnusableCaError
 from egress_proxy.client_hello import (
     MAX_CLIENT_HELLO_BYTES,
@@ -50,7 +50,7 @@ from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, re
 from egress_proxy.refusals import render_refusal
 from egress_proxy.services import Services
 from egress_proxy.tls import Lower, TlsLayer
-from egress_proxy.upstream import UpstreamConnection
+from egress_proxy.upstream import Lane, UpstreamConnection
 
 MAX_HELD_BYTES: Final = 65_536
 WRITE_HIGH_WATER_BYTES: Final = 262_144
@@ -72,12 +72,21 @@ TUNNEL_OPEN: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 log = structlog.get_logger("egress_proxy")
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A plan, and what it takes to carry it out again: its audit event, where that goes, and the way upstream."""
+
+    plan: Plan
+    event: RepeatedEvent
+    room: Room
+    lane: Lane
+
+
 class ClientConnection(asyncio.Protocol):
     """See the module. `mode` is its listener's."""
 
     __slots__ = (
         "_awaits_hello",
-        "_exchange",
         "_facts",
         "_has_partial_head",
         "_head",
@@ -93,17 +102,19 @@ class ClientConnection(asyncio.Protocol):
         "_misdirected",
         "_opener_credential",
         "_out",
-        "_plan",
-        "_plan_event",
+        "_prepared",
         "_raw",
         "_request_id",
         "_since",
+        "_spare",
         "_stage",
         "_task",
         "_tls",
         "_transport",
         "_tunnel_context",
+        "exchange",
         "services",
+        "write",
     )
 
     def __init__(self, services: Services, mode: Mode, *, listener_context: ssl.SSLContext | None = None) -> None:
@@ -114,19 +125,23 @@ class ClientConnection(asyncio.Protocol):
         self._listener_tls: TlsLayer | None = None
         self._tls: TlsLayer | None = None
         self._out: Lower | None = None
+        self.write: Callable[[bytes], object] = _nothing_more
+        """Toward the client: what is below, without a call between, until the connection ends."""
         self._stage: Callable[[bytes], None] = self._first_bytes
         self._held = bytearray()
         self._opener_credential: str | None = None
         self._tunnel_context: ssl.SSLContext | None = None
         self._awaits_hello = False
         self._misdirected = False
-        self._exchange: Exchange | None = None
+        self.exchange: Exchange | None = None
+        """The one under way."""
         self._task: asyncio.Task[None] | None = None
         self._head: RequestHead | None = None
         self._raw = b""
         """The head of the request under way, as it came."""
-        self._plan: Plan | None = None
-        self._plan_event: RepeatedEvent | None = None
+        self._prepared: _Prepared | None = None
+        self._spare: Exchange | None = None
+        """The last exchange, where the next one may be the same object."""
         self._has_partial_head = False
         self._request_id = ""
         self._is_busy = False
@@ -149,6 +164,7 @@ class ClientConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._transport = transport
         self._out = transport
+        self.write = transport.write
         self._since = self.services.loop.time()
         self.services.clients.add(self)
         self.services.counters.connections += 1
@@ -163,6 +179,7 @@ class ClientConnection(asyncio.Protocol):
                 on_end=self._client_ended,
                 on_failure=self._tls_failed,
             )
+            self.write = self._listener_tls.write
         if self.services.is_draining:
             transport.abort()
 
@@ -182,18 +199,19 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.write = _nothing_more
         self.services.client_closed(self)
         self._drop_work()
 
     def pause_writing(self) -> None:
         self._is_slow = True
-        if self._exchange is not None:
-            self._exchange.client_pause_writing()
+        if self.exchange is not None:
+            self.exchange.client_pause_writing()
 
     def resume_writing(self) -> None:
         self._is_slow = False
-        if self._exchange is not None:
-            self._exchange.client_resume_writing()
+        if self.exchange is not None:
+            self.exchange.client_resume_writing()
         elif self._held and not self._is_busy and not self._is_done:
             self.resume_reading()
             self._next()
@@ -237,7 +255,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._held.clear()
         if hello.application_protocols and b"http/1.1" not in hello.application_protocols:
-            self._write(NO_APPLICATION_PROTOCOL_ALERT)
+            self.write(NO_APPLICATION_PROTOCOL_ALERT)
             self._close()
             return
         self._misdirected = not self._is_for_tunnel(hello)
@@ -269,6 +287,7 @@ class ClientConnection(asyncio.Protocol):
         )
         self._tunnel_context = None
         self._tls = self._out = layer
+        self.write = layer.write
         self._stage = layer.feed
         layer.feed(opening)
 
@@ -279,7 +298,10 @@ class ClientConnection(asyncio.Protocol):
     # --- heads --------------------------------------------------------------------------------------------------------
 
     def _http(self, data: bytes) -> None:
-        exchange = self._exchange
+        is_at_rest = not (self._is_busy or self._held or self._is_done or self._is_slow)
+        if is_at_rest and self._prepared is not None and self._repeat(data, self._prepared):
+            return
+        exchange = self.exchange
         if exchange is not None and exchange.wants_body:
             data = exchange.request_data(data)
             if not data:
@@ -320,7 +342,7 @@ class ClientConnection(asyncio.Protocol):
             end += len(HEAD_END)
             self._begin_request(data[at:end])
             at = end
-            exchange = self._exchange
+            exchange = self.exchange
             if exchange is not None and exchange.wants_body and at < len(data):
                 data, at = exchange.request_data(data[at:]), 0
             if self._awaits_hello:
@@ -386,17 +408,17 @@ class ClientConnection(asyncio.Protocol):
     def _decided(self, raw: bytes) -> Forward | Tunnel | Resolve | Refuse:
         """What is to be done with a head; remembered, where it is the last one again. Raises `RefusedError`."""
         self._raw = raw
-        plan = self._plan
-        if plan is not None:
-            revision, now = self.services.view.revision, self.services.clock()
-            if plan.is_repeated_by(raw, revision=revision, now=now):
+        prepared = self._prepared
+        if prepared is not None:
+            plan, revision, now = prepared.plan, self.services.view.revision, self.services.clock()
+            if plan.repeated_by(raw, revision=revision, now=now) == len(raw):
                 self._head = plan.head
                 return plan.forward
             self._head = head = parse_request_head(raw)
             if plan.fits(head, revision=revision, now=now):
                 plan.adopt(raw, head)
                 return plan.forward
-            self._plan = None
+            self._prepared = None
         else:
             self._head = head = parse_request_head(raw)
         self._check_connection(head)
@@ -438,10 +460,54 @@ class ClientConnection(asyncio.Protocol):
             return decide_connect(head, self._facts, services.view, services.clock())
         return decide(head, self._facts, services.view, services.clock())
 
+    def _repeat(self, data: bytes, prepared: "_Prepared") -> bool:
+        """The connection's last request once more, all of it in `data`, to an upstream that is there: carried out.
+
+        Hot path (`make bench`): what `_begin_request` does step by step, for the case that nothing has to be decided,
+        parsed or waited for. False: it is another case, and nothing has happened.
+        """
+        services, plan = self.services, prepared.plan
+        forward, now = plan.forward, services.clock()
+        head_length = plan.repeated_by(data, revision=services.view.revision, now=now)
+        if not head_length or not plan.is_plain or len(data) != head_length + plan.head.content_length:
+            return False
+        if forward.swaps and not services.audit.admits_swap(prepared.room):
+            return False
+        exchange = self._spare
+        if exchange is None or exchange.plan is not plan:
+            return False
+        upstream = services.upstreams.take(prepared.lane, allow_private=forward.allow_private)
+        if upstream is None:
+            return False
+        self._is_busy = True
+        self._request_id = request_id = services.request_ids.next()
+        self._head = plan.head
+        self._spare = None
+        self.exchange = exchange
+        services.audit.record_again(prepared.room, prepared.event.encode(request_id, now))
+        counters = services.counters
+        if forward.swaps:
+            counters.swaps += 1
+        else:
+            counters.forwards += 1
+        if upstream.was_used:
+            counters.upstream_reuses += 1
+        if head_length == len(data):
+            self._raw = data
+            exchange.again(request_id, upstream, plan.render())
+        else:
+            self._raw = data[:head_length]
+            exchange.again(request_id, upstream, plan.render() + data[head_length:])
+        return True
+
+    def _lane(self, forward: Forward) -> Lane:
+        prepared = self._prepared
+        if prepared is not None and prepared.plan.forward is forward:
+            return prepared.lane
+        return self.services.upstreams.lane(forward.caller.tenant, forward.endpoint)
+
     def _warm_upstream(self, forward: Forward) -> UpstreamConnection | None:
-        return self.services.upstreams.take(
-            forward.caller.tenant, forward.endpoint, allow_private=forward.allow_private
-        )
+        return self.services.upstreams.take(self._lane(forward), allow_private=forward.allow_private)
 
     async def _wait(self, decision: Forward | Tunnel | Resolve | Refuse, *, is_retry: bool = False) -> None:
         """The cold path: wait for what is missing, decide again, until the request can begin or is refused."""
@@ -471,7 +537,7 @@ class ClientConnection(asyncio.Protocol):
                         upstream = None if is_retry else self._warm_upstream(decision)
                         if upstream is None:
                             upstream = await services.upstreams.connect(
-                                decision.caller.tenant, decision.endpoint, allow_private=decision.allow_private
+                                self._lane(decision), allow_private=decision.allow_private
                             )
                     case Refuse():
                         self._task = None
@@ -496,17 +562,24 @@ class ClientConnection(asyncio.Protocol):
             if upstream is not None:
                 services.upstreams.give_back(upstream)
 
-    def _plan_for(self, forward: Forward, head: RequestHead) -> Plan:
+    def _prepare(self, forward: Forward, head: RequestHead) -> "_Prepared":
         """What was decided, ready to be carried out; remembered for the connection's next request."""
-        if self._plan is None or self._plan.forward is not forward:
+        prepared = self._prepared
+        if prepared is None or prepared.plan.forward is not forward:
             services = self.services
-            self._plan = Plan(self._raw, head, forward, revision=services.view.revision, now=services.clock())
-            self._plan_event = RepeatedEvent(self._event("swap" if forward.swaps else "forward", forward=forward))
-        return self._plan
+            prepared = self._prepared = _Prepared(
+                plan=Plan(self._raw, head, forward, revision=services.view.revision, now=services.clock()),
+                event=RepeatedEvent(self._event("swap" if forward.swaps else "forward", forward=forward)),
+                room=services.audit.room_for_requests(forward.caller.tenant),
+                lane=services.upstreams.lane(forward.caller.tenant, forward.endpoint),
+            )
+        return prepared
 
     def _start(self, forward: Forward, upstream: UpstreamConnection, *, is_retry: bool = False) -> None:
         services = self.services
-        if forward.swaps and not services.audit.admits_swap(forward.caller.tenant):
+        assert self._head is not None
+        prepared = self._prepare(forward, self._head)
+        if forward.swaps and not services.audit.admits_swap(prepared.room):
             services.upstreams.give_back(upstream)
             self._refuse(
                 Refusal(
@@ -521,18 +594,11 @@ class ClientConnection(asyncio.Protocol):
         if not upstream.is_reusable:  # it died between the dial and now
             self._refuse(Refusal(RefusalCode.UPSTREAM_UNREACHABLE, "The destination hung up."), forward=forward)
             return
-        assert self._head is not None
-        exchange = Exchange(
-            self,
-            self._plan_for(forward, self._head),
-            request_id=self._request_id,
-            loop=services.loop,
-        )
+        exchange = Exchange(self, prepared.plan, request_id=self._request_id, services=services)
         exchange.was_retried = is_retry
-        self._exchange = exchange
-        services.exchanges.add(exchange)
+        self.exchange = exchange
         if not is_retry:
-            self._record_again()
+            services.audit.record_again(prepared.room, prepared.event.encode(self._request_id, services.clock()))
             if forward.swaps:
                 services.counters.swaps += 1
             else:
@@ -543,7 +609,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _after_wait(self) -> None:
         """The beginning of the body may have come meanwhile."""
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is not None and exchange.wants_body and self._held:
             data = bytes(self._held)
             self._held.clear()
@@ -553,9 +619,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _open_tunnel(self, tunnel: Tunnel, context: ssl.SSLContext) -> None:
         self.services.counters.tunnels += 1
-        self._write(TUNNEL_OPEN)
+        self.write(TUNNEL_OPEN)
         self._facts = replace(self._facts, proxy_credential=tunnel.proxy_credential, tunnel=tunnel.endpoint)
-        self._plan = None  # made of other facts
+        self._prepared = None  # made of other facts
         self._tunnel_context = context
         self._awaits_hello = True
         self._is_busy = False
@@ -569,17 +635,15 @@ class ClientConnection(asyncio.Protocol):
 
     # --- what an exchange calls ---------------------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
-        """Reply bytes, toward the client."""
-        self._write(data)
-
     def exchange_ended(self, exchange: Exchange, *, body_is_unread: bool) -> None:
         """The reply is complete."""
         self._forget_exchange(exchange)
         if exchange.closes_client:
             self._linger() if body_is_unread else self._close()
-        else:
-            self._become_ready()
+            return
+        if exchange.served_whole:
+            self._spare = exchange
+        self._become_ready()
 
     def exchange_failed(self, exchange: Exchange, refusal: Refusal) -> None:
         """It ended otherwise: with this refusal, if no reply has begun; else by breaking off."""
@@ -607,18 +671,16 @@ class ClientConnection(asyncio.Protocol):
 
     def exchange_to_be_repeated(self, exchange: Exchange) -> None:
         """Its pooled connection had died: once more, on a new one."""
-        self.services.exchanges.discard(exchange)
         self.services.counters.retries += 1
-        self._exchange = None
-        self._plan = None
+        self.exchange = None
+        self._prepared = None
         assert self._head is not None
         # Decided anew, like a request that had to wait: what allowed it may have been taken back meanwhile.
         self._task = self.services.loop.create_task(self._wait(self._decide(self._head), is_retry=True))
 
     def _forget_exchange(self, exchange: Exchange) -> None:
         services = self.services
-        services.exchanges.discard(exchange)
-        self._exchange = None
+        self.exchange = None
         if exchange.status is not None:
             services.counters.replies[exchange.status // 100] += 1
         if exchange.hits:
@@ -653,7 +715,7 @@ class ClientConnection(asyncio.Protocol):
         is_leak = refusal.code is RefusalCode.RESPONSE_LEAK_BLOCKED
         self._record("leak_blocked" if is_leak else "refuse", refusal=refusal, decided=decided, forward=forward)
         self.services.counters.refusals[refusal.code.value] += 1
-        self._write(
+        self.write(
             render_refusal(
                 refusal,
                 request_id=self._request_id,
@@ -667,7 +729,7 @@ class ClientConnection(asyncio.Protocol):
     def internal_error(self, error: Exception) -> None:
         """Its message stays here: it may quote what was being handled. Even in the log only its place is named."""
         log.error("internal_error", error=type(error).__name__, where=place_of(error), request_id=self._request_id)
-        exchange = self._exchange
+        exchange = self.exchange
         if self._is_done or (exchange is not None and exchange.status is not None):
             self.abort()
             return
@@ -680,14 +742,6 @@ class ClientConnection(asyncio.Protocol):
             )
         except Exception:  # the border's border
             self.abort()
-
-    def _record_again(self) -> None:
-        """The audit event of a request that goes: that of its plan, under its own name."""
-        services = self.services
-        event = self._plan_event
-        assert event is not None
-        encoded = event.encode(event_id=self._request_id, at=services.clock(), request_id=self._request_id)
-        services.audit.record_again(event.tenant, encoded)
 
     def _record(
         self,
@@ -761,20 +815,18 @@ class ClientConnection(asyncio.Protocol):
     def _become_ready(self) -> None:
         self._is_busy = False
         self._since = self.services.loop.time()
-        if self.is_draining:
+        if self.services.is_draining:
             self._close()
             return
-        self.resume_reading()
+        if self._is_paused:
+            self.resume_reading()
         if self._held and not self._is_reading_heads:
             self._next()
-
-    def _write(self, data: bytes) -> None:
-        if self._out is not None and not self._out.is_closing():
-            self._out.write(data)
 
     def _close(self) -> None:
         """What was written is still delivered."""
         self._is_done = True
+        self.write = _nothing_more
         self._since = self.services.loop.time()
         if self._out is not None:
             self._out.close()
@@ -787,12 +839,14 @@ class ClientConnection(asyncio.Protocol):
             return
         self.resume_reading()
         self._lingers = True
+        self.write = _nothing_more
         self._since = self.services.loop.time()
         self._out.write_eof()
 
     def abort(self) -> None:
         """At once and uncleanly: the client sees an incomplete message."""
         self._drop_work()
+        self.write = _nothing_more
         if self._out is not None:
             self._out.abort()
 
@@ -819,7 +873,7 @@ class ClientConnection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is not None:
             self.services.counters.client_gone += 1
             exchange.client_gone()
@@ -832,9 +886,9 @@ class ClientConnection(asyncio.Protocol):
         limits = self.services.timeouts
         if self._is_done:
             self._end_linger(now)
-        elif self._exchange is not None:
-            if now - self._exchange.active_at > limits.silence:
-                self._exchange.cut(self._silence_refusal(self._exchange))
+        elif self.exchange is not None:
+            if now - self.exchange.active_at > limits.silence:
+                self.exchange.cut(self._silence_refusal(self.exchange))
         elif self._is_busy:
             return  # its waits have limits of their own
         elif self._has_partial_head:
@@ -871,4 +925,8 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _nothing() -> None:
+    pass
+
+
+def _nothing_more(_data: bytes) -> None:
     pass

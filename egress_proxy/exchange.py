@@ -38,6 +38,7 @@ from egress_proxy.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
     from egress_proxy.client import ClientConnection
+    from egress_proxy.services import Services
 
 CONTINUE_SECONDS: Final = 0.4
 MAX_INTERIM_REPLIES: Final = 16
@@ -59,6 +60,7 @@ class Exchange:
         "_continue_timer",
         "_interim_replies",
         "_is_on_used_connection",
+        "_is_whole",
         "_loop",
         "_may_continue",
         "_reply",
@@ -67,6 +69,7 @@ class Exchange:
         "_reply_left",
         "_request_left",
         "_scrubber",
+        "_services",
         "_upstream",
         "active_at",
         "closes_client",
@@ -83,11 +86,12 @@ class Exchange:
         plan: Plan,
         *,
         request_id: str,
-        loop: asyncio.AbstractEventLoop,
+        services: "Services",
     ) -> None:
         head = plan.head
         self._client = client
-        self._loop = loop
+        self._services = services
+        self._loop = services.loop
         self._upstream: UpstreamConnection | None = None
         self._is_on_used_connection = False
         self._scrubber = Scrubber(plan.needles) if plan.needles else None
@@ -98,6 +102,7 @@ class Exchange:
         self._may_continue = head.expects_continue and self.wants_body
         self._continue_timer: asyncio.TimerHandle | None = None
         # the reply
+        self._is_whole = False
         self._interim_replies = 0
         self._reply: ResponseHead | None = None
         self._reply_buffer = b""
@@ -127,6 +132,24 @@ class Exchange:
         return self._scrubber.hits if self._scrubber is not None else 0
 
     # --- the request ---
+
+    def again(self, request_id: str, upstream: UpstreamConnection, wire: bytes) -> None:
+        """The same plan once more, all of the request in `wire`: only where `served_whole` said so of the last time."""
+        self.request_id = request_id
+        self.was_retried = False
+        self._is_whole = False
+        self._interim_replies = 0
+        self._reply = None
+        self._upstream = upstream
+        self._is_on_used_connection = upstream.was_used
+        self.active_at = self._loop.time()
+        upstream.reader = self
+        upstream.write(wire)
+
+    @property
+    def served_whole(self) -> bool:
+        """Whether request and reply were whole pieces, and nothing but the two is left of them here."""
+        return self._is_whole and not self.hits
 
     def begin(self, upstream: UpstreamConnection, *, client_is_slow: bool) -> None:
         """Send the head; the body follows through `request_data`."""
@@ -171,8 +194,12 @@ class Exchange:
         try:
             if self._reply is not None:
                 out = self._reply_body(data)
+            elif out := self._whole_reply(data):
+                self._client.write(out)
+                self._reply_is_complete()
+                return
             else:
-                out = self._whole_reply(data) or self._reply_head(data)
+                out = self._reply_head(data)
         except UpstreamProtocolError as error:
             self._fail(RefusalCode.UPSTREAM_PROTOCOL_ERROR, f"The upstream's reply cannot be passed on: {error}.")
             return
@@ -227,8 +254,8 @@ class Exchange:
     async def recheck(self) -> None:
         """Cut it if it would be refused by now."""
         refusal = await self._client.taken_back()
-        if refusal is not None and self in self._client.services.exchanges:
-            self._client.services.counters.streams_cut += 1
+        if refusal is not None and self._client.exchange is self:
+            self._services.counters.streams_cut += 1
             self.cut(refusal)
 
     def cut(self, refusal: Refusal) -> None:
@@ -241,7 +268,7 @@ class Exchange:
     def _whole_reply(self, data: bytes) -> bytes:
         """What to send on, where the last reply's head comes again with all of its body; else empty."""
         known = self.plan.reply
-        if known is None or self._reply_buffer or self.closes_client or self.wants_body or self._client.is_draining:
+        if known is None or self._reply_buffer or self.closes_client or self.wants_body or self._services.is_draining:
             return b""
         head, raw = known.head, known.raw
         is_whole = head.framing is Framing.LENGTH and len(data) == len(raw) + head.content_length
@@ -252,8 +279,9 @@ class Exchange:
         elif head.is_coded:
             return b""
         else:
-            body = self._scrubber.last(data[len(raw) :])
+            body = self._scrubber.whole(data[len(raw) :])
         self._reply = head
+        self._is_whole = True
         return known.rendered + body
 
     def _reply_head(self, data: bytes) -> bytes:
@@ -303,7 +331,7 @@ class Exchange:
         # A body without a length goes on in chunks, so that the client can tell its end from a cut.
         to_client = Framing.CHUNKED if head.framing is Framing.UNTIL_CLOSE else head.framing
         # The rest of a body that the upstream no longer wants cannot be told from a next request.
-        self.closes_client = self.closes_client or self.wants_body or self._client.is_draining
+        self.closes_client = self.closes_client or self.wants_body or self._services.is_draining
         if known is not None and not self.closes_client:
             rendered = known.rendered
         else:
@@ -319,7 +347,7 @@ class Exchange:
         return rendered
 
     def _scrubbed_head(self, rendered: bytes) -> bytes:
-        return rendered if self._scrubber is None else self._scrubber.head(rendered)
+        return rendered if self._scrubber is None else self._scrubber.whole(rendered)
 
     # --- the reply's body ---
 
@@ -377,13 +405,14 @@ class Exchange:
         self._client.exchange_failed(self, Refusal(code, detail, hint))
 
     def _release(self, *, reusable: bool) -> None:
-        self._no_continue()
+        if self._may_continue or self._continue_timer is not None:
+            self._no_continue()
         upstream, self._upstream = self._upstream, None
         if upstream is None:
             return
         upstream.reader = None
         if reusable:
-            self._client.services.upstreams.give_back(upstream)
+            self._services.upstreams.give_back(upstream)
         else:
             upstream.close()
 

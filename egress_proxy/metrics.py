@@ -21,8 +21,8 @@ class Counters:
     swaps: int = 0
     forwards: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
-    replies: Counter[int] = field(default_factory=Counter)
-    """By status class: 2, 3, 4, 5."""
+    replies: list[int] = field(default_factory=lambda: [0] * 10)
+    """By status class, the first digit."""
     broken: int = 0
     """Exchanges that ended in the middle of a reply."""
     client_gone: int = 0
@@ -77,7 +77,7 @@ class _Collector:
             yield CounterMetricFamily(f"coatcheck_proxy_{name}", help_text, value=number)
         yield _by_label("refusals", "Requests refused", "code", c.refusals)
         yield _by_label("resolves", "Questions to the control plane", "outcome", c.resolves)
-        yield _by_label("replies", "Replies passed on", "class", {f"{k}xx": n for k, n in c.replies.items()})
+        yield _by_label("replies", "Replies passed on", "class", {f"{k}xx": n for k, n in enumerate(c.replies) if n})
         for name, help_text, level in (
             ("open_client_connections", "Client connections open now", g.open_clients()),
             ("open_exchanges", "Requests being answered now", g.open_exchanges()),

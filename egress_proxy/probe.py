@@ -28,7 +28,7 @@ from egress_proxy.core.decision import Mode
 from egress_proxy.core.view import KnownCaller, Resolved
 from egress_proxy.metrics import Counters
 from egress_proxy.services import Services
-from egress_proxy.upstream import UpstreamConnection
+from egress_proxy.upstream import Lane, UpstreamConnection
 
 CACHED_SECONDS: Final = 2.0
 PROBE_SECONDS: Final = 2.0
@@ -78,7 +78,8 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
     """One request with a placeholder, through the proxy's own classes, to an upstream that expects the secret."""
     synthetic = SyntheticView()
     far_end, near_end = socket.socketpair()
-    upstream = UpstreamConnection(loop=loop, key=("", _ENDPOINT, ""), on_closed=lambda _: None)
+    lane = Lane("probe", _ENDPOINT)
+    upstream = UpstreamConnection(loop=loop, lane=lane, address="", on_closed=lambda _: None)
     upstream_transport, _ = await loop.create_connection(lambda: upstream, sock=near_end)
     client_end, proxy_end = socket.socketpair()
     services = Services(
@@ -179,10 +180,13 @@ class _OneUpstream:
     def __init__(self, connection: UpstreamConnection) -> None:
         self._connection = connection
 
-    def take(self, _tenant: str, _endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection | None:
+    def lane(self, _tenant: str, _endpoint: Endpoint) -> Lane:
+        return self._connection.lane
+
+    def take(self, _lane: Lane, *, allow_private: bool) -> UpstreamConnection | None:
         return self._connection
 
-    async def connect(self, _tenant: str, _endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection:
+    async def connect(self, _lane: Lane, *, allow_private: bool) -> UpstreamConnection:
         return self._connection
 
     def give_back(self, connection: UpstreamConnection) -> None:

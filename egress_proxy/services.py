@@ -12,7 +12,7 @@ from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import LeafContexts
 from egress_proxy.core.view import CacheView
 from egress_proxy.metrics import Counters
-from egress_proxy.upstream import UpstreamConnection
+from egress_proxy.upstream import Lane, UpstreamConnection
 
 if TYPE_CHECKING:
     from egress_proxy.client import ClientConnection
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 class Pool(Protocol):
     """Where exchanges get their upstream connections from; see `upstream.Upstreams`."""
 
-    def take(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection | None: ...
+    def lane(self, tenant: str, endpoint: Endpoint) -> Lane: ...
 
-    async def connect(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection: ...
+    def take(self, lane: Lane, *, allow_private: bool) -> UpstreamConnection | None: ...
+
+    async def connect(self, lane: Lane, *, allow_private: bool) -> UpstreamConnection: ...
 
     def give_back(self, connection: UpstreamConnection) -> None: ...
 
@@ -71,10 +73,14 @@ class Services:
     path_credential_allowed: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)
     clients: "set[ClientConnection]" = field(default_factory=set)
-    exchanges: "set[Exchange]" = field(default_factory=set)
     is_draining: bool = False
     all_gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while draining, once the last client connection is closed."""
+
+    @property
+    def exchanges(self) -> "list[Exchange]":
+        """Those under way now."""
+        return [client.exchange for client in self.clients if client.exchange is not None]
 
     def client_closed(self, client: "ClientConnection") -> None:
         self.clients.discard(client)

@@ -14,7 +14,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final, Protocol
 
-READ_BYTES: Final = 16_384  # a record holds no more (RFC 8446 §5.1), and the buffer is allocated for every read
+READ_BYTES: Final = 16_384
+"""A record holds no more (RFC 8446 §5.1), so nothing decrypted stays behind in OpenSSL; the buffer is allocated for
+every read."""
 
 
 class Lower(Protocol):
@@ -84,7 +86,7 @@ class TlsLayer:
     @property
     def has_unread(self) -> bool:
         """Whether the peer sent more than has been handed on."""
-        return self._incoming.pending > 0 or self._object.pending() > 0
+        return self._incoming.pending > 0
 
     def start(self) -> None:
         """The client's side speaks first."""
@@ -93,7 +95,10 @@ class TlsLayer:
     def feed(self, data: bytes) -> None:
         """Bytes from below."""
         self._incoming.write(data)
-        self._advance()
+        if self._established:
+            self._read()
+        else:
+            self._advance()
 
     def feed_eof(self) -> None:
         """The end from below, without a close_notify so far."""
@@ -163,16 +168,28 @@ class TlsLayer:
                 self._established = True
                 self._flush()
                 self._on_established()
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLError as error:
+            self._fail(error)
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        """Hand on what can be decrypted. Hot path: each call of OpenSSL or a BIO that is not needed shows."""
+        incoming, read = self._incoming, self._object.read
+        try:
             while not self._is_paused and not self._stopped:
-                data = self._object.read(READ_BYTES)
+                data = read(READ_BYTES)
                 if not data:
                     self._end_cleanly()
                     return
                 self._on_data(data)
-                if not self.has_unread:
+                if not incoming.pending:
                     # Asking OpenSSL once more, only to be told that it wants to read, costs as much as the reading.
-                    self._flush()
-                    return
+                    break
+            if self._outgoing.pending:
+                self._flush()
         except ssl.SSLWantReadError:
             self._flush()
         except ssl.SSLZeroReturnError:

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, cast
+from weakref import WeakValueDictionary
 
 from control_plane.contract.destination import Endpoint
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
@@ -23,8 +24,16 @@ STAGGER_SECONDS: Final = 0.25
 """How long one address may take before the next is tried beside it (RFC 8305 §5)."""
 WRITE_HIGH_WATER_BYTES: Final = 262_144
 
-PoolKey = tuple[str, Endpoint, str]
-"""(tenant, endpoint, checked address)."""
+
+class Lane:
+    """The idle connections of one tenant to one endpoint, by checked address. Never another tenant's."""
+
+    __slots__ = ("__weakref__", "endpoint", "idle", "tenant")
+
+    def __init__(self, tenant: str, endpoint: Endpoint) -> None:
+        self.tenant = tenant
+        self.endpoint = endpoint
+        self.idle: dict[str, list[UpstreamConnection]] = {}
 
 
 class Reader(Protocol):
@@ -61,14 +70,21 @@ class UpstreamConnection(asyncio.Protocol):
         "_on_closed",
         "_tls",
         "_transport",
+        "address",
         "idle_since",
-        "key",
+        "lane",
         "reader",
         "requests",
+        "write",
     )
 
     def __init__(
-        self, *, loop: asyncio.AbstractEventLoop, key: PoolKey, on_closed: Callable[["UpstreamConnection"], None]
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        lane: Lane,
+        address: str,
+        on_closed: Callable[["UpstreamConnection"], None],
     ) -> None:
         self._loop = loop
         self._on_closed = on_closed
@@ -79,8 +95,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._closed = False
         self._is_paused = False
         self._is_write_paused = False
-        self.key = key
+        self.lane = lane
+        self.address = address
+        """The one that was judged and dialled."""
         self.reader: Reader | None = None
+        self.write: Callable[[bytes], object] = _to_nobody
+        """Toward the upstream: what is below, without a call between, until the connection is closed."""
         self.requests = 0
         self.idle_since = 0.0
 
@@ -92,10 +112,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def suits(self, forward: Forward) -> bool:
         """Whether it was dialled for this: same tenant and endpoint, and an address that may be private if it is."""
-        tenant, endpoint, address = self.key
-        return (tenant, endpoint) == (forward.caller.tenant, forward.endpoint) and (
-            forward.allow_private or judge(address)
-        )
+        is_its_lane = (self.lane.tenant, self.lane.endpoint) == (forward.caller.tenant, forward.endpoint)
+        return is_its_lane and (forward.allow_private or judge(self.address))
 
     @property
     def was_used(self) -> bool:
@@ -103,10 +121,6 @@ class UpstreamConnection(asyncio.Protocol):
         return self.requests > 1
 
     # --- what the exchange does with it ---
-
-    def write(self, data: bytes) -> None:
-        if self._lower is not None and not self._closed:
-            self._lower.write(data)
 
     def pause_reading(self) -> None:
         if not self._is_paused and not self._closed and self._lower is not None:
@@ -120,7 +134,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """At once: nothing more is wanted from it, and nothing that was not yet written is worth sending."""
-        self._closed = True
+        self._is_closed()
         self.reader = None
         if self._transport is not None:
             self._transport.abort()
@@ -138,11 +152,12 @@ class UpstreamConnection(asyncio.Protocol):
             context=context,
             server_hostname=host,
             on_established=self._secured,
-            on_data=self._received,
+            on_data=self._decrypted,
             on_end=self._ended,
             on_failure=self._failed,
         )
         self._lower = self._tls
+        self.write = self._tls.write
         self._tls.start()
         await self._established
 
@@ -157,12 +172,15 @@ class UpstreamConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._transport = transport
         self._lower = transport
+        self.write = transport.write
 
     def data_received(self, data: bytes) -> None:
         if self._tls is not None:
             self._tls.feed(data)
+        elif self.reader is not None:
+            self.reader.upstream_data(data)
         else:
-            self._received(data)
+            self._unasked()
 
     def eof_received(self) -> bool:
         if self._tls is not None:
@@ -174,7 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail_establishing(exc or ConnectionResetError("the upstream closed the connection"))
         reader, self.reader = self.reader, None
-        self._closed = True
+        self._is_closed()
         self._on_closed(self)
         if reader is not None:
             reader.upstream_ended(cleanly=False)
@@ -191,16 +209,23 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- one way for plain and TLS ---
 
-    def _received(self, data: bytes) -> None:
-        if self.reader is None:
-            self.close()  # bytes that nobody asked for
-        else:
+    def _decrypted(self, data: bytes) -> None:
+        if self.reader is not None:
             self.reader.upstream_data(data)
+        else:
+            self._unasked()
+
+    def _unasked(self) -> None:
+        self.close()  # bytes that nobody asked for
+
+    def _is_closed(self) -> None:
+        self._closed = True
+        self.write = _to_nobody
 
     def _ended(self, cleanly: bool) -> None:
         self._fail_establishing(ConnectionResetError("the upstream closed the connection"))
         reader, self.reader = self.reader, None
-        self._closed = True
+        self._is_closed()
         if reader is not None:
             reader.upstream_ended(cleanly=cleanly)
         if self._transport is not None:
@@ -213,6 +238,10 @@ class UpstreamConnection(asyncio.Protocol):
     def _fail_establishing(self, error: Exception) -> None:
         if self._established is not None and not self._established.done():
             self._established.set_exception(error)
+
+
+def _to_nobody(_data: bytes) -> None:
+    pass
 
 
 class Upstreams:
@@ -238,19 +267,26 @@ class Upstreams:
         self._idle_seconds = idle_seconds
         self._per_key = per_key
         self._counters = counters
-        self._idle: dict[PoolKey, list[UpstreamConnection]] = {}
+        self._lanes: WeakValueDictionary[tuple[str, Endpoint], Lane] = WeakValueDictionary()
         self._all: set[UpstreamConnection] = set()
 
     @property
     def open_count(self) -> int:
         return len(self._all)
 
-    def take(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection | None:
+    def lane(self, tenant: str, endpoint: Endpoint) -> Lane:
+        """The tenant's way to the endpoint, the same for as long as anybody holds it or a connection is open on it."""
+        lane = self._lanes.get((tenant, endpoint))
+        if lane is None:
+            lane = self._lanes[tenant, endpoint] = Lane(tenant, endpoint)
+        return lane
+
+    def take(self, lane: Lane, *, allow_private: bool) -> UpstreamConnection | None:
         """An idle connection to an address that may be dialled for this request, or None."""
-        for address in self._book.cached(endpoint.host) or ():
+        for address in self._book.cached(lane.endpoint.host) or ():
             if not (allow_private or judge(address)):
                 return None
-            idle = self._idle.get((tenant, endpoint, address))
+            idle = lane.idle.get(address)
             while idle:
                 connection = idle.pop()
                 if connection.is_reusable:
@@ -258,13 +294,14 @@ class Upstreams:
                     return connection
         return None
 
-    async def connect(self, tenant: str, endpoint: Endpoint, *, allow_private: bool) -> UpstreamConnection:
+    async def connect(self, lane: Lane, *, allow_private: bool) -> UpstreamConnection:
         """A new, verified connection. Raises `RefusedError`."""
+        endpoint = lane.endpoint
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
                 addresses = await self._book.look_up(endpoint.host)
                 check_addresses(addresses, port=endpoint.port, allow_private=allow_private, own=self._own)
-                connection = await self._first_to_answer(tenant, endpoint, addresses)
+                connection = await self._first_to_answer(lane, addresses)
                 if endpoint.scheme == "https":
                     await self._verified(connection, endpoint)
         except TimeoutError:
@@ -278,34 +315,38 @@ class Upstreams:
     def give_back(self, connection: UpstreamConnection) -> None:
         """After a reply that was read to its end. Pools it, or closes it where it could be anything but idle."""
         connection.reader = None
-        idle = self._idle.setdefault(connection.key, [])
-        if not connection.is_reusable or len(idle) >= self._per_key:
+        idle = connection.lane.idle.get(connection.address)
+        if not connection.is_reusable or (idle is not None and len(idle) >= self._per_key):
             connection.close()
             return
         connection.idle_since = self._loop.time()
-        idle.append(connection)
+        if idle is None:
+            connection.lane.idle[connection.address] = [connection]
+        else:
+            idle.append(connection)
 
     def tick(self, now: float) -> None:
         """Close what idled too long. Called now and then."""
-        for key, idle in list(self._idle.items()):
-            for connection in [each for each in idle if now - each.idle_since > self._idle_seconds]:
-                idle.remove(connection)
-                connection.close()
-            if not idle:
-                del self._idle[key]
+        for lane in list(self._lanes.values()):
+            for address, idle in list(lane.idle.items()):
+                for connection in [each for each in idle if now - each.idle_since > self._idle_seconds]:
+                    idle.remove(connection)
+                    connection.close()
+                if not idle:
+                    del lane.idle[address]
 
     def close(self) -> None:
         for connection in list(self._all):
             connection.close()
 
-    async def _first_to_answer(self, tenant: str, endpoint: Endpoint, addresses: tuple[str, ...]) -> UpstreamConnection:
+    async def _first_to_answer(self, lane: Lane, addresses: tuple[str, ...]) -> UpstreamConnection:
         """Each address in turn, the next one beside it when one takes long; the first to answer wins."""
         attempts: set[asyncio.Task[UpstreamConnection]] = set()
         waiting = list(addresses)
         try:
             while waiting or attempts:
                 if waiting:
-                    attempts.add(asyncio.ensure_future(self._dial(tenant, endpoint, waiting.pop(0))))
+                    attempts.add(asyncio.ensure_future(self._dial(lane, waiting.pop(0))))
                 done, attempts = await asyncio.wait(
                     attempts, timeout=STAGGER_SECONDS if waiting else None, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -326,9 +367,9 @@ class Upstreams:
             )
         )
 
-    async def _dial(self, tenant: str, endpoint: Endpoint, address: str) -> UpstreamConnection:
-        connection = UpstreamConnection(loop=self._loop, key=(tenant, endpoint, address), on_closed=self._forget)
-        await self._loop.create_connection(lambda: connection, address, endpoint.port)
+    async def _dial(self, lane: Lane, address: str) -> UpstreamConnection:
+        connection = UpstreamConnection(loop=self._loop, lane=lane, address=address, on_closed=self._forget)
+        await self._loop.create_connection(lambda: connection, address, lane.endpoint.port)
         self._all.add(connection)
         return connection
 
@@ -355,7 +396,7 @@ class Upstreams:
 
     def _forget(self, connection: UpstreamConnection) -> None:
         self._all.discard(connection)
-        idle = self._idle.get(connection.key)
+        idle = connection.lane.idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)
 

@@ -25,6 +25,7 @@ from egress_proxy.addresses import OwnListeners
 from egress_proxy.admin import Page, Pages, serve_pages
 from egress_proxy.bootstrap import (
     Sockets,
+    collect_garbage_seldom,
     listen_admin,
     log_listening,
     open_sockets,
@@ -178,6 +179,7 @@ async def _work(settings: Settings, admin_path: str) -> None:
     async with worker(settings, sockets) as (server, pages):
         admin_host, admin_port = settings.admin_listen.host, settings.admin_listen.port
         server.own.add(admin_host if admin_host != "localhost" else "127.0.0.1", admin_port)
+        collect_garbage_seldom()
         admin = await asyncio.start_unix_server(
             lambda reader, writer: serve_pages(reader, writer, pages), path=admin_path
         )

@@ -14,7 +14,7 @@ from typing import Final
 
 from egress_proxy.core.decision import Forward
 from egress_proxy.core.fields import Field
-from egress_proxy.core.http1 import RequestHead, ResponseHead, nominated
+from egress_proxy.core.http1 import Framing, RequestHead, ResponseHead, nominated
 from egress_proxy.core.substitution import dropped_lines, needles, render_closing, render_opening, slot_names
 
 PLAN_SECONDS: Final = 0.5
@@ -50,6 +50,7 @@ class Plan:
         "_wire_before",
         "forward",
         "head",
+        "is_plain",
         "needles",
         "reply",
     )
@@ -61,6 +62,8 @@ class Plan:
         self.needles = needles(forward.swaps)
         """What the reply is searched for."""
         self.reply: RepeatedReply | None = None
+        self.is_plain = not head.expects_continue and head.framing is not Framing.CHUNKED
+        """Whether `content_length` bytes follow the head, and nothing is waited for before them."""
         self._line = asked.line
         self._special = _decisive(asked)
         self._revision = revision
@@ -96,21 +99,23 @@ class Plan:
         self._before, self._after = _around(raw, length)
         self._wire_before, self._wire_after = _around(wire, length)
 
-    def is_repeated_by(self, raw: bytes, *, revision: int, now: float) -> bool:
-        """Whether `raw` is the adopted head but for the number in Content-Length; then `head` becomes that of `raw`."""
+    def repeated_by(self, data: bytes, *, revision: int, now: float) -> int:
+        """Length of the head that `data` begins with, if it is the adopted one but for the number in Content-Length;
+        then `head` becomes that head. 0: it is not."""
         before, after = self._before, self._after
-        if revision != self._revision or now >= self._until or not raw.startswith(before) or not raw.endswith(after):
-            return False
+        if revision != self._revision or now >= self._until or not data.startswith(before):
+            return 0
         if not after:
-            return len(raw) == len(before)
-        digits = raw[len(before) : len(raw) - len(after)]
-        if not digits.isdigit() or len(digits) > _MAX_DIGITS:
-            return False
+            return len(before)  # it ends with the empty line
+        end = data.find(b"\r", len(before), len(before) + _MAX_DIGITS + 1)
+        digits = data[len(before) : end]
+        if end < 0 or not digits.isdigit() or not data.startswith(after, end):
+            return 0
         length = int(digits)
         if bool(length) != bool(self.head.content_length):
-            return False  # with a body and without one are two kinds of request
+            return 0  # with a body and without one are two kinds of request
         self.head.content_length = length
-        return True
+        return end + len(after)
 
     def render(self) -> bytes:
         """The head that goes upstream, secret included: write it, and keep it nowhere."""

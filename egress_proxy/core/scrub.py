@@ -26,9 +26,12 @@ class Scrubber:
         """The same bytes as they will pass if they do not: a secret that ends among them is overwritten already."""
         self.hits = 0
 
-    def head(self, rendered: bytes) -> bytes:
-        """A reply's rendered head, or any other piece that is complete in itself."""
-        return self._overwritten(rendered, rendered, new_from=0)
+    def whole(self, data: bytes) -> bytes:
+        """A reply's rendered head, a whole body, or any other piece that is complete in itself."""
+        for needle in self._needles:
+            if needle in data:
+                return self._overwritten(data, data, new_from=0)
+        return data
 
     def feed(self, data: bytes) -> bytes:
         """What of the body may pass now."""

@@ -192,7 +192,7 @@ def test_an_interim_or_204_reply_carries_no_length(world: World, upstream: Upstr
     assert b"content-length" not in got.lower()
 
 
-@pytest.mark.guards(CLIENT, "self._plan = None  # made of other facts", "pass")
+@pytest.mark.guards(CLIENT, "self._prepared = None  # made of other facts", "pass")
 def test_inside_a_tunnel_nothing_goes_by_what_was_decided_before_it(world: World, upstream: Upstream) -> None:
     plane = world.control_plane
     with Upstream(None) as plain_upstream:

@@ -221,8 +221,8 @@ def test_requests_of_one_connection_are_decided_one_by_one(world: World, upstrea
 
 @pytest.mark.guards(
     "egress_proxy/upstream.py",
-    "idle = self._idle.get((tenant, endpoint, address))",
-    "idle = next(iter(self._idle.values()), None)",
+    "lane = self._lanes.get((tenant, endpoint))",
+    "lane = next(iter(self._lanes.values()), None)",
 )
 def test_an_upstream_connection_is_never_shared_across_tenants(world: World, upstream: Upstream) -> None:
     one, two = world.ticket(upstream.url), world.ticket(upstream.url)

@@ -167,7 +167,8 @@ async def test_a_connection_that_is_not_simply_idle_is_not_lent_again(left: str,
         counters=Counters(),
     )
     endpoint = Endpoint("http", "192.0.2.1", 80)
-    connection = UpstreamConnection(loop=loop, key=("acme", endpoint, "192.0.2.1"), on_closed=lambda _: None)
+    lane = pool.lane("acme", endpoint)
+    connection = UpstreamConnection(loop=loop, lane=lane, address="192.0.2.1", on_closed=lambda _: None)
     await loop.create_connection(lambda: connection, sock=near)
     match left:
         case "paused":
@@ -178,7 +179,7 @@ async def test_a_connection_that_is_not_simply_idle_is_not_lent_again(left: str,
             connection.close()
 
     pool.give_back(connection)
-    lent = pool.take("acme", endpoint, allow_private=True)
+    lent = pool.take(lane, allow_private=True)
 
     connection.close()
     far.close()

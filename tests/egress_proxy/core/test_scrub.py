@@ -97,7 +97,7 @@ def test_secrets_that_overlap_are_all_overwritten_however_they_are_cut(words: li
 def test_a_head_is_scrubbed_and_keeps_its_length() -> None:
     head = b"HTTP/1.1 200 " + SECRET + b"\r\nLocation: https://x/?k=" + SECRET + b"\r\n\r\n"
 
-    out = Scrubber((SECRET,)).head(head)
+    out = Scrubber((SECRET,)).whole(head)
 
     assert SECRET not in out
     assert len(out) == len(head)
