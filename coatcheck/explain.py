@@ -198,6 +198,10 @@ def explain(code: C, event: Json) -> Explanation:
             return Explanation("a session without a turn under way", "wait for it to end, or cancel it")
         case C.TURN_NOT_RUNNING:
             return Explanation("a turn under way", "start one first")
+        case C.ROTATION_IN_PROGRESS:
+            return Explanation("one rotation of a credential at a time", "see 'coatcheck credential rotation NAME'")
+        case C.ROTATION_NOT_RUNNING:
+            return Explanation("a rotation under way", "see 'coatcheck credential rotation NAME'")
         case C.MISDIRECTED_REQUEST:
             return Explanation(
                 "one place named by the CONNECT target, the TLS server name and the Host field alike",

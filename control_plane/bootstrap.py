@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -47,7 +47,6 @@ from control_plane.credentials import CredentialKeeper
 from control_plane.custody import Custody
 from control_plane.database import migrate_once, opened
 from control_plane.exchange import Exchange
-from control_plane.faults import AtPoint, armed, nothing_happens
 from control_plane.grants import AllowRuleKeeper, GrantKeeper
 from control_plane.hardening import forbid_core_dumps
 from control_plane.identification import Identification
@@ -57,9 +56,12 @@ from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, Entropy, Outbound
 from control_plane.registry import Registry
 from control_plane.resolution import Resolution
+from control_plane.rotation import ROUND_SECONDS as ROTATION_SECONDS
+from control_plane.rotation import RotationKeeper
 from control_plane.sessions import Sessions
 from control_plane.trail import Actor, Trail
-from control_plane.upkeep import Upkeep
+from control_plane.upkeep import ROUND_SECONDS, Chore, Upkeep, keep_up
+from control_plane.versions import Versions
 
 _DEFAULT_PORT: Final = 8470
 _SHUTDOWN_SECONDS: Final = 5
@@ -76,22 +78,18 @@ class RunningControlPlane:
 
 @asynccontextmanager
 async def running(
-    settings: Settings,
-    *,
-    clock: Clock = time.time,
-    entropy: Entropy = os.urandom,
-    at_fault_point: AtPoint = nothing_happens,
+    settings: Settings, *, clock: Clock = time.time, entropy: Entropy = os.urandom
 ) -> AsyncIterator[RunningControlPlane]:
     """The control plane, listening for as long as the block runs. Raises what is wrong with the settings."""
     if not structlog.is_configured():
         logs.configure_own(settings.log_level)
-    with armed(at_fault_point), _listening_socket(settings.listen) as listener:
+    with _listening_socket(settings.listen) as listener:
         url, outbound = _own_url(settings, listener), _outbound(settings, listener)
         wake = LocalWake()
         async with opened(settings) as database:
-            app = await _assembled(settings, database, wake, outbound, url, clock=clock, entropy=entropy)
+            app, chores = await _assembled(settings, database, wake, outbound, url, clock=clock, entropy=entropy)
             async with (
-                _upkept(Upkeep(SqlStore(database, wake), clock=clock)),
+                _upkept(chores),
                 _serving(_uvicorn_config(app, settings), listener, wake),
             ):
                 yield RunningControlPlane(url)
@@ -127,7 +125,7 @@ async def _assembled(
     *,
     clock: Clock,
     entropy: Entropy,
-) -> ASGIApp:
+) -> tuple[ASGIApp, Sequence[Chore]]:
     # (1) What the settings name: the key ring, the administrator, the clients. Files are read once, here.
     custody = Custody(read_kek_files(settings.kek_files), entropy=entropy)
     admin_token = read_secret_file(settings.admin_token_file) if settings.admin_token_file else None
@@ -164,11 +162,14 @@ async def _assembled(
         issuer=issuer,
         placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
     )
+    versions = Versions(custody, clock)
+    rotations = RotationKeeper(store, versions, trail, clock=clock, entropy=entropy)
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,
         registry=registry,
-        credentials=CredentialKeeper(store, custody, trail, clock=clock, entropy=entropy),
+        credentials=CredentialKeeper(store, versions, trail, clock=clock, entropy=entropy),
+        rotations=rotations,
         grants=GrantKeeper(store, trail, clock=clock, entropy=entropy),
         rules=AllowRuleKeeper(store, trail, clock=clock, entropy=entropy),
         placeholders=PlaceholderKeeper(store, issuance, sessions, trail, clock=clock),
@@ -181,6 +182,7 @@ async def _assembled(
         own_keys=own_keys,
         store=store,
         wake=wake,
+        rotations=rotations,
         clock=clock,
     )
     routers = [  # looked through in this order: what requests wait for first
@@ -190,14 +192,20 @@ async def _assembled(
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
     ]
-    return build_app(
+    app = build_app(
         routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))
     )
+    # (6) What is done without anybody asking.
+    chores = [
+        Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
+        Chore("rotation", ROTATION_SECONDS, rotations.tick),
+    ]
+    return app, chores
 
 
 @asynccontextmanager
-async def _upkept(upkeep: Upkeep) -> AsyncIterator[None]:
-    task = asyncio.create_task(upkeep.run(), name="upkeep")
+async def _upkept(chores: Sequence[Chore]) -> AsyncIterator[None]:
+    task = asyncio.create_task(keep_up(chores), name="upkeep")
     try:
         yield
     finally:

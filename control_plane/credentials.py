@@ -1,4 +1,4 @@
-"""Credentials: added, changed, rotated, deleted. Their secrets go in and never come out.
+"""Credentials: added, changed, deleted (rotated: `rotation`). Their secrets go in and never come out.
 
 Rule: where a secret may go can only be narrowed without it. Every other change of that needs the secret submitted again
 in the same call, because whoever may edit a destination is not thereby somebody who knows the key.
@@ -17,10 +17,15 @@ from control_plane.contract.secret import Secret
 from control_plane.core.names import ID_ENTROPY_BYTES, default_variable, new_id
 from control_plane.core.presets import PRESETS, Preset
 from control_plane.core.reach import Reach, widened_fields
-from control_plane.core.records import Change, ChangeKind, Credential, CredentialVersion, VersionState
-from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
+from control_plane.core.records import Change, ChangeKind, Credential, CredentialVersion, Rotation, VersionState
+from control_plane.core.rotation import Lineage
+from control_plane.custody import UnopenableError, open_secret
 from control_plane.ports import Clock, Entropy, Records, Store, TakenError, TenantScope
 from control_plane.trail import Actor, Trail
+from control_plane.versions import Versions
+
+FIRST: Final = Lineage({1: VersionState.ACTIVE})
+"""A new credential's versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +58,14 @@ class Described:
 
     credential: Credential
     versions: Sequence[CredentialVersion]
+    rotation: Rotation | None = None
+    """The latest one: under way, or how it ended."""
 
 
 class CredentialKeeper:
-    def __init__(self, store: Store, custody: Custody, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
+    def __init__(self, store: Store, versions: Versions, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
         self._store = store
-        self._custody = custody
+        self._versions = versions
         self._trail = trail
         self._clock = clock
         self._entropy = entropy
@@ -66,14 +73,14 @@ class CredentialKeeper:
     async def add(self, tenant: TenantId, new: NewCredential, *, by: Actor) -> Described:
         """Raises `RefusedError` (`not_found` for the tenant, `invalid_field`)."""
         credential = self._settled(tenant, new)
-        _require_fit(new.secret, credential.placements)
+        require_fit(new.secret, credential.placements)
         async with self._store.write(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
             try:
                 await records.credentials.add(credential)
             except TakenError:
                 raise RefusedError(NAME_TAKEN) from None
-            await records.versions.add(self._sealed(new.secret, credential, version=1))
+            await self._versions.write(records, credential, FIRST, secret=new.secret)
             await self._published(records, "credential.add", credential, by)
             return await self._described(records, credential)
 
@@ -84,13 +91,13 @@ class CredentialKeeper:
 
     async def get(self, tenant: TenantId, name: str) -> Described:
         async with self._store.read(TenantScope(tenant)) as records:
-            return await self._described(records, await _named(records, name))
+            return await self._described(records, await named(records, name))
 
     async def change(self, tenant: TenantId, name: str, change: CredentialChange, *, by: Actor) -> Described:
         """Raises `RefusedError`: not found, `secret_required`, `invalid_field`, `credential_unavailable`."""
         async with self._store.write(TenantScope(tenant)) as records:
             # (1) What it is now, and what it is to be.
-            old = await _named(records, name)
+            old = await locked(records, name)
             new = self._changed(old, change)
             # (2) Wider needs the secret again, in this call.
             widened = widened_fields(_reach(new), old=_reach(old))
@@ -98,8 +105,8 @@ class CredentialKeeper:
                 raise RefusedError(_secret_required(widened))
             # (3) The secret, a submitted one or the same again, is sealed to where it may go now.
             if change.secret is not None:
-                _require_fit(change.secret, new.placements)
-                new = await self._next_version(records, new, change.secret, VersionState.RETIRED)
+                require_fit(change.secret, new.placements)
+                new = await self._replaced(records, new, change.secret)
             elif _reach(new) != _reach(old):
                 new = await self._sealed_again(records, old, new)
             await records.credentials.replace(new)
@@ -109,22 +116,10 @@ class CredentialKeeper:
             await self._published(records, "credential.change", new, by, revoked=_reach(new) != _reach(old))
             return await self._described(records, new)
 
-    async def rotate(self, tenant: TenantId, name: str, secret: Secret, *, compromised: bool, by: Actor) -> Described:
-        """A new version in the same place; placeholders live on. Raises `RefusedError`."""
-        async with self._store.write(TenantScope(tenant)) as records:
-            credential = await _named(records, name)
-            _require_fit(secret, credential.placements)
-            old_state = VersionState.REVOKED if compromised else VersionState.RETIRED
-            credential = replace(credential, updated_at=self._clock())
-            credential = await self._next_version(records, credential, secret, old_state)
-            await records.credentials.replace(credential)
-            await self._published(records, "credential.rotate", credential, by, revoked=compromised)
-            return await self._described(records, credential)
-
     async def delete(self, tenant: TenantId, name: str, *, by: Actor) -> None:
         """Its envelopes, grants and placeholders go with it. Raises `RefusedError(credential_not_found)`."""
         async with self._store.write(TenantScope(tenant)) as records:
-            credential = await _named(records, name)
+            credential = await locked(records, name)
             await records.tokens.revoke_of_credential(credential.id, self._clock())
             await records.credentials.remove(credential.id)
             await self._published(records, "credential.delete", credential, by, revoked=True)
@@ -163,40 +158,24 @@ class CredentialKeeper:
         _require_settled(new)
         return new
 
-    async def _next_version(
-        self, records: Records, credential: Credential, secret: Secret, old_state: VersionState
-    ) -> Credential:
-        for version in await records.versions.of(credential.id):
-            if version.state is VersionState.ACTIVE:
-                # What is no longer used is no longer kept.
-                await records.versions.replace(replace(version, state=old_state, envelope=None, kek_id=None))
-        credential = replace(credential, current_version=credential.current_version + 1)
-        await records.versions.add(self._sealed(secret, credential, version=credential.current_version))
-        return credential
-
     async def _sealed_again(self, records: Records, old: Credential, new: Credential) -> Credential:
         """As a new version: the envelope of the wider reach is no longer one of the credential's."""
         version = await records.versions.get(old.id, old.current_version)
         try:
-            secret = open_secret(self._custody, version, old)
+            secret = open_secret(self._versions.custody, version, old)
         except UnopenableError:
             raise RefusedError(SECRET_DOES_NOT_OPEN) from None
-        return await self._next_version(records, new, secret, VersionState.RETIRED)
+        return await self._replaced(records, new, secret)
 
-    def _sealed(self, secret: Secret, credential: Credential, *, version: int) -> CredentialVersion:
-        sealed = seal_secret(self._custody, secret, credential, version=version)
-        return CredentialVersion(
-            credential_id=credential.id,
-            version=version,
-            tenant=credential.tenant,
-            state=VersionState.ACTIVE,
-            kek_id=sealed.kek_id,
-            envelope=sealed.envelope,
-            created_at=self._clock(),
+    async def _replaced(self, records: Records, credential: Credential, secret: Secret) -> Credential:
+        # A rotation that is under way ends: its versions are sealed to where they may no longer go.
+        return await self._versions.replace_all(
+            records, credential, secret, over=VersionState.RETIRED, reason="the credential was changed"
         )
 
     async def _described(self, records: Records, credential: Credential) -> Described:
-        return Described(credential, await records.versions.of(credential.id))
+        versions, rotation = await records.versions.of(credential.id), await records.rotations.of(credential.id)
+        return Described(credential, versions, rotation)
 
     async def _published(
         self, records: Records, action: str, credential: Credential, by: Actor, *, revoked: bool = False
@@ -229,7 +208,16 @@ def _reach(credential: Credential) -> Reach:
     return Reach(credential.destinations, credential.placements)
 
 
-async def _named(records: Records, name: str) -> Credential:
+async def locked(records: Records, name: str) -> Credential:
+    """To be changed by this transaction alone. Raises `RefusedError(credential_not_found)`."""
+    credential = await records.credentials.locked((await named(records, name)).id)
+    if credential is None:
+        raise RefusedError(CREDENTIAL_NOT_FOUND)
+    return credential
+
+
+async def named(records: Records, name: str) -> Credential:
+    """Raises `RefusedError(credential_not_found)`."""
     credential = await records.credentials.named(name)
     if credential is None:
         raise RefusedError(CREDENTIAL_NOT_FOUND)
@@ -265,7 +253,7 @@ def _require_settled(credential: Credential) -> None:
             raise invalid_field(field, "the same one is there twice")
 
 
-def _require_fit(secret: Secret, placements: Sequence[Placement]) -> None:
+def require_fit(secret: Secret, placements: Sequence[Placement]) -> None:
     if not all(fits(secret.reveal(), placement) for placement in placements):
         raise invalid_field("secret", "a header carries ASCII only, and this secret has other characters in it")
 

@@ -16,7 +16,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from control_plane.contract.secret import Secret
-from control_plane.core.records import Credential, CredentialVersion, VersionState
+from control_plane.core.records import Credential, CredentialVersion
+from control_plane.core.rotation import OVER
 from control_plane.core.sealing import Kek, credential_aad
 from control_plane.ports import Entropy
 
@@ -87,10 +88,8 @@ def seal_secret(custody: Custody, secret: Secret, credential: Credential, *, ver
 
 
 def open_secret(custody: Custody, version: CredentialVersion | None, credential: Credential) -> Secret:
-    """The credential's current version. Raises `UnopenableError` where a row is not the one that was sealed."""
+    """One version of the credential. Raises `UnopenableError` where a row is not the one that was sealed."""
     # An envelope that was put back into a version that is over stays closed.
-    if version is None or version.state is not VersionState.ACTIVE:
+    if version is None or version.state in OVER:
         raise UnopenableError
-    return Secret(
-        custody.open(version.envelope, aad=credential_aad(credential, version=credential.current_version)).decode()
-    )
+    return Secret(custody.open(version.envelope, aad=credential_aad(credential, version=version.version)).decode())

@@ -24,6 +24,7 @@ from control_plane.core.records import (
     KeyPurpose,
     OwnKey,
     PublishedChange,
+    Rotation,
     Session,
     Tenant,
     TenantAllowRule,
@@ -93,6 +94,10 @@ class Credentials(Protocol):
     async def replace(self, credential: Credential) -> None: ...
     async def get(self, credential: CredentialId) -> Credential | None: ...
     async def named(self, name: str) -> Credential | None: ...
+    async def locked(self, credential: CredentialId) -> Credential | None:
+        """That one, and nobody else changes it (or its versions, or its rotation) until this transaction ends."""
+        ...
+
     async def list(self) -> Sequence[Credential]: ...
     async def remove(self, credential: CredentialId) -> None: ...
 
@@ -103,6 +108,41 @@ class Versions(Protocol):
     async def get(self, credential: CredentialId, version: int) -> CredentialVersion | None: ...
     async def of(self, credential: CredentialId) -> Sequence[CredentialVersion]: ...
     async def count_by_kek(self) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyCount:
+    """How many replies one version got, of one subject, in one span of time (`core.rotation.bucket_of`)."""
+
+    credential_id: CredentialId
+    tenant: TenantId
+    version: int
+    subject_sha256: str
+    bucket: int
+    replies: int
+    failures: int
+
+
+class Rotations(Protocol):
+    async def put(self, rotation: Rotation) -> None:
+        """In the place of the credential's last one."""
+        ...
+
+    async def of(self, credential: CredentialId) -> Rotation | None: ...
+    async def due(self, now: float, *, limit: int) -> Sequence[Rotation]:
+        """Those under way whose step, or probe, should have ended by then."""
+        ...
+
+    async def running(self, *, limit: int) -> Sequence[Rotation]: ...
+    async def count(self, counts: Sequence[ReplyCount]) -> None:
+        """Adds to what was counted."""
+        ...
+
+    async def replies(self, credential: CredentialId, *, from_bucket: int) -> Mapping[int, tuple[int, int, int]]:
+        """By version: replies, failures, subjects that had a failure."""
+        ...
+
+    async def forget_replies(self, credential: CredentialId) -> None: ...
 
 
 class Grants(Protocol):
@@ -237,6 +277,8 @@ class TokenFacts:
     credential: Credential | None
     version: CredentialVersion | None
     client_registered: bool
+    rotation: Rotation | None = None
+    """The credential's, where one is under way."""
 
 
 class HotReads(Protocol):
@@ -261,6 +303,8 @@ class Records(Protocol):
     def credentials(self) -> Credentials: ...
     @property
     def versions(self) -> Versions: ...
+    @property
+    def rotations(self) -> Rotations: ...
     @property
     def grants(self) -> Grants: ...
     @property

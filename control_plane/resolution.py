@@ -26,7 +26,8 @@ from control_plane.contract.wire import (
     ResolveRequest,
     Route,
 )
-from control_plane.core.records import Credential, Grant, Session, TokenKind
+from control_plane.core.records import Credential, CredentialVersion, Grant, Session, TokenKind
+from control_plane.core.rotation import version_for
 from control_plane.custody import Custody, UnopenableError, open_secret
 from control_plane.issuance import live
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TokenFacts, UnreadableRowError
@@ -116,14 +117,17 @@ class Resolution:
         if not facts.credential.reaches(ask.endpoint):
             is_plain = ask.endpoint.scheme == "http" and facts.credential.is_at(ask.endpoint.host)
             return replace(_PLAINTEXT if is_plain else _DESTINATION_DENIED, binding=binding)
-        # (7) The secret, if the row is still the one that was sealed.
-        return self._opened(facts.credential, facts, binding)
+        # (7) The secret of this subject's version, if the row is still the one that was sealed.
+        version: CredentialVersion | None = facts.version
+        if binding.version != facts.version.version:
+            version = await records.versions.get(facts.credential.id, binding.version)
+        return self._opened(facts.credential, version, binding)
 
-    def _opened(self, credential: Credential, facts: TokenFacts, binding: Binding) -> Answer:
+    def _opened(self, credential: Credential, version: CredentialVersion | None, binding: Binding) -> Answer:
         try:
-            secret = open_secret(self._custody, facts.version, credential)
+            secret = open_secret(self._custody, version, credential)
         except UnopenableError:
-            _log.error("envelope_does_not_open", credential=credential.id, version=credential.current_version)
+            _log.error("envelope_does_not_open", credential=credential.id, version=binding.version)
             return replace(_UNAVAILABLE, binding=binding)
         return ResolvedPlaceholder(binding=binding, secret=secret.reveal())
 
@@ -146,13 +150,14 @@ class Resolution:
             caller=token.caller,
             credential_id=credential.id,
             credential_name=credential.name,
-            version=credential.current_version,
+            version=version_for(token.subject, current=credential.current_version, rotation=facts.rotation),
             grant_ids=tuple(grant.id for grant in grants),
             destinations=credential.destinations,
             placements=credential.placements,
             scopes=tuple(grant.scope for grant in grants),
             expires_at=token.expires_at,
             provider=credential.preset,
+            reports_replies=facts.rotation is not None,
         )
         return binding, grants
 

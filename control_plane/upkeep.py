@@ -1,10 +1,14 @@
-"""Forgets what is over: dead tokens, ended sessions, changes that every proxy has long heard of.
+"""The control plane's periodic work: chores, each round after round. One of them forgets what is over: dead tokens,
+ended sessions, changes that every proxy has long heard of.
 
-Rule: nothing is forgotten that could still be used, renewed or missed, and never the audit trail. Each round takes a
-bounded number of rows in a transaction each, so that nobody waits long for the writer.
+Rule: a chore is bounded, and may be done by several replicas at once: what is to be done stands in the database.
+Nothing is forgotten that could still be used, renewed or missed, and never the audit trail. Each round takes a bounded
+number of rows in a transaction each, so that nobody waits long for the writer.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -24,10 +28,13 @@ ROUND_SECONDS: Final = 60.0
 _log = structlog.get_logger("control_plane.upkeep")
 
 
-class Upkeep:
-    def __init__(self, store: Store, *, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """One piece of periodic work."""
+
+    name: str
+    every_seconds: float
+    once: Callable[[], Awaitable[None]]
 
     async def run(self) -> None:
         """Round after round, for ever."""
@@ -37,8 +44,23 @@ class Upkeep:
             except RefusedError:
                 pass  # the store is away, and has said so
             except Exception as error:  # border: the next round begins anew
-                _log.error("upkeep_failed", error=type(error).__name__)
-            await asyncio.sleep(ROUND_SECONDS)
+                _log.error("upkeep_failed", chore=self.name, error=type(error).__name__)
+            await asyncio.sleep(self.every_seconds)
+
+
+async def keep_up(chores: Sequence[Chore]) -> None:
+    """All of them, side by side, for ever: one that takes long holds up no other."""
+    async with asyncio.TaskGroup() as group:
+        for chore in chores:
+            group.create_task(chore.run(), name=f"upkeep: {chore.name}")
+
+
+class Upkeep:
+    """Forgets what is over."""
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
 
     async def once(self) -> None:
         now, scope = self._clock(), PlatformScope(CrossTenantReason.UPKEEP)

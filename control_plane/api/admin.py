@@ -27,9 +27,9 @@ from control_plane.api.messages import (
     NewClientOut,
     PlaceholderIn,
     PlaceholderOut,
-    RotationIn,
     TenantOut,
 )
+from control_plane.api.rotation import RotationApi
 from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.destination import Destination
 from control_plane.core.audit import readable
@@ -43,6 +43,7 @@ from control_plane.grants import AllowRuleKeeper, GrantKeeper, NewAllowRule, New
 from control_plane.placeholders import NewPlaceholder, PlaceholderKeeper
 from control_plane.ports import CrossTenantReason, PlatformScope, Scope, Store, TenantScope
 from control_plane.registry import NewClient, Registry
+from control_plane.rotation import RotationKeeper
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class AdminApi:
     access: Access
     registry: Registry
     credentials: CredentialKeeper
+    rotations: RotationKeeper
     grants: GrantKeeper
     rules: AllowRuleKeeper
     placeholders: PlaceholderKeeper
@@ -91,7 +93,7 @@ class AdminApi:
             Action.CREDENTIAL_WRITE,
             status_code=204,
         )
-        add("POST", "/tenants/{tenant}/credentials/{name}/rotate", self.rotate_credential, Action.ROTATION_WRITE)
+        RotationApi(self.rotations).add_to(routes)
         add("POST", "/tenants/{tenant}/grants", self.add_grant, Action.GRANT_WRITE, status_code=201)
         add("GET", "/tenants/{tenant}/grants", self.list_grants, Action.GRANT_READ)
         add("DELETE", "/tenants/{tenant}/grants/{grant}", self.delete_grant, Action.GRANT_WRITE, status_code=204)
@@ -188,16 +190,6 @@ class AdminApi:
             secret=body.secret,
         )
         return CredentialOut.of(await self.credentials.change(TenantId(tenant), name, change, by=actor(request)))
-
-    async def rotate_credential(
-        self, request: Request, tenant: TenantPath, name: NamePath, body: RotationIn
-    ) -> CredentialOut:
-        """A new version of the secret. Placeholders stay as they are."""
-        return CredentialOut.of(
-            await self.credentials.rotate(
-                TenantId(tenant), name, body.secret, compromised=body.compromised, by=actor(request)
-            )
-        )
 
     async def delete_credential(self, request: Request, tenant: TenantPath, name: NamePath) -> Response:
         await self.credentials.delete(TenantId(tenant), name, by=actor(request))

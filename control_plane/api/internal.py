@@ -38,6 +38,7 @@ from control_plane.core.records import Client, ClientKind, PublishedChange
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
 from control_plane.resolution import Resolution
+from control_plane.rotation import RotationKeeper
 
 _EVENTS_AT_ONCE: Final = 500
 _JSON: Final = "application/json"
@@ -53,6 +54,7 @@ class InternalApi:
     own_keys: OwnKeyring
     store: Store
     wake: Wake
+    rotations: RotationKeeper
     clock: Clock
 
     def router(self) -> APIRouter:
@@ -113,7 +115,8 @@ class InternalApi:
         proxy = await self._proxy(request)
         batch = _read_batch(await request.body())
         async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
-            await records.audit.append(self._events_of(batch, proxy, request_id(request)))
+            await records.audit.append(events := self._events_of(batch, proxy, request_id(request)))
+        await self.rotations.heard(events)
         return Response(status_code=204)
 
     def _events_of(self, batch: AuditBatch, proxy: Client, own_request_id: str) -> list[AuditEvent]:

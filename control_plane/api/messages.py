@@ -4,6 +4,7 @@ Rule: an unknown field is an error, a value is never coerced ("yes" is no boolea
 for a secret. Each incoming body turns into domain values once, here.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -38,7 +39,8 @@ from control_plane.contract.placement import (
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
-from control_plane.core.records import Client, Session, TenantAllowRule
+from control_plane.core.records import Client, Rotation, Session, TenantAllowRule
+from control_plane.core.rotation import Replies
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
 from control_plane.issuance import Issued, IssuedProxyCredential
@@ -112,6 +114,7 @@ Methods = Annotated[list[Method], Field(min_length=1, max_length=MAX_ITEMS)]
 PathPrefix = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_path_prefix)]
 Host = Annotated[str, StringConstraints(max_length=255), AfterValidator(_host)]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_TTL_SECONDS, allow_inf_nan=False)]
 UnixSeconds = Annotated[float, Field(ge=0, le=MAX_UNIX_SECONDS, allow_inf_nan=False)]
 
 PLACEMENT_SCHEMA: Final[dict[str, Any]] = {
@@ -207,8 +210,19 @@ class CredentialChangeIn(_Incoming):
 
 
 class RotationIn(_Incoming):
-    secret: SecretField
+    """Without options the new secret is in use at once, by everybody, and the old one is gone."""
+
+    secret: SecretField | None = None
+    """May be left out where `compromised`: then nothing is in use until a successor is submitted."""
     compromised: bool = False
+    """The old secret leaked: no canary, no overlap, no way back, and open streams are cut."""
+    if_version: Annotated[Whole, Field(ge=1, le=2**31 - 1)] | None = None
+    """Only while this is the current version: 409 where somebody else was faster."""
+    canary_percent: Annotated[Whole, Field(ge=0, le=99)] = 0
+    """The share of subjects that use the new version first."""
+    canary_seconds: Seconds = 0.0
+    overlap_seconds: Seconds = 0.0
+    """How long the old version is kept, to go back to."""
 
 
 class GrantIn(_Incoming):
@@ -270,6 +284,80 @@ class VersionOut(_Outgoing):
     created_at: float
 
 
+class RotationOut(_Outgoing):
+    """Where a rotation is, or how it ended."""
+
+    id: str
+    phase: str
+    running: bool
+    old_version: int | None
+    new_version: int
+    canary_percent: int
+    canary_seconds: float
+    overlap_seconds: float
+    started_at: float
+    started_by: str
+    since: float
+    ends_at: float | None
+    """When its step ends by itself."""
+    probe: str | None
+    """`accepted`, `rejected` or `unknown`."""
+    probe_status: int | None
+    probe_detail: str
+    reason: str
+
+    @classmethod
+    def of(cls, rotation: Rotation) -> "RotationOut":
+        return cls(
+            id=rotation.id,
+            phase=rotation.phase.value,
+            running=rotation.is_running,
+            old_version=rotation.old_version,
+            new_version=rotation.new_version,
+            canary_percent=rotation.canary_percent,
+            canary_seconds=rotation.canary_seconds,
+            overlap_seconds=rotation.overlap_seconds,
+            started_at=rotation.started_at,
+            started_by=rotation.started_by,
+            since=rotation.since,
+            ends_at=rotation.ends_at,
+            probe=rotation.probe_result.value if rotation.probe_result is not None else None,
+            probe_status=rotation.probe_status,
+            probe_detail=rotation.probe_detail,
+            reason=rotation.reason,
+        )
+
+
+class RepliesOut(_Outgoing):
+    """How upstreams answered one version within the window."""
+
+    version: int
+    replies: int
+    authentication_errors: int
+    failing_subjects: int
+
+
+class RotationStateOut(_Outgoing):
+    rotation: RotationOut | None
+    """None: the credential was never rotated."""
+    replies: list[RepliesOut]
+
+    @classmethod
+    def of(cls, rotation: Rotation | None, replies: Mapping[int, Replies]) -> "RotationStateOut":
+        return cls(
+            rotation=RotationOut.of(rotation) if rotation is not None else None,
+            replies=[
+                RepliesOut(
+                    version=version,
+                    replies=each.count,
+                    authentication_errors=each.failures,
+                    failing_subjects=each.failing_subjects,
+                )
+                for version, each in sorted(replies.items())
+            ],
+        )
+
+
 class CredentialOut(_Outgoing):
     """Everything about a credential but its secret."""
 
@@ -284,6 +372,8 @@ class CredentialOut(_Outgoing):
     credential_required: bool
     current_version: int
     versions: list[VersionOut]
+    rotation: RotationOut | None
+    """The latest one: under way, or how it ended."""
     created_at: float
     updated_at: float
 
@@ -312,6 +402,7 @@ class CredentialOut(_Outgoing):
                 VersionOut(version=version.version, state=version.state.value, created_at=version.created_at)
                 for version in described.versions
             ],
+            rotation=RotationOut.of(described.rotation) if described.rotation is not None else None,
             created_at=credential.created_at,
             updated_at=credential.updated_at,
         )

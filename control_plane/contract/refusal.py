@@ -55,6 +55,9 @@ class RefusalCode(StrEnum):
     SESSION_BUSY = "session_busy"
     TURN_IN_PROGRESS = "turn_in_progress"
     TURN_NOT_RUNNING = "turn_not_running"
+    ROTATION_IN_PROGRESS = "rotation_in_progress"
+    """The credential is being rotated already, or was, since the caller last looked."""
+    ROTATION_NOT_RUNNING = "rotation_not_running"
     # 421 and 505
     MISDIRECTED_REQUEST = "misdirected_request"
     PROTOCOL_DENIED = "protocol_denied"
@@ -127,7 +130,7 @@ def status_of(code: RefusalCode) -> int:
             return 405
         case C.REQUEST_TIMEOUT:
             return 408
-        case C.SESSION_BUSY | C.TURN_IN_PROGRESS | C.TURN_NOT_RUNNING:
+        case C.SESSION_BUSY | C.TURN_IN_PROGRESS | C.TURN_NOT_RUNNING | C.ROTATION_IN_PROGRESS | C.ROTATION_NOT_RUNNING:
             return 409
         case C.BODY_TOO_LARGE:
             return 413

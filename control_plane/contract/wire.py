@@ -11,9 +11,9 @@ Frozen dataclasses, checked by pydantic at the edge: `read(RESOLVE_REQUEST, raw)
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from control_plane.contract.caller import Caller, CredentialId, GrantId, PlaceholderId
 from control_plane.contract.destination import AllowRule, Destination, Endpoint
@@ -122,6 +122,9 @@ class Binding:
     """Unix seconds."""
     max_stale_seconds: float = 0.0
     provider: str | None = None
+    reports_replies: Annotated[bool, Field(exclude_if=lambda told: not told)] = False
+    """Its credential is being rotated: how the upstream answers each version is to be reported (`action` `replies`).
+    Left out where it is false, so that contract 1 is written as it always was."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -206,7 +209,8 @@ class AuditEvent:
     at: float
     request_id: str
     action: str
-    """`swap`, `forward` (no credential in it), `refuse`, `leak_blocked`; at the control plane `credential.add`, …"""
+    """`swap`, `forward` (no credential in it), `refuse`, `leak_blocked`, `replies` (how many answers of which status a
+    version got, of one subject); at the control plane `credential.add`, …"""
     tenant: str | None = None
     subject: str | None = None
     session: str | None = None

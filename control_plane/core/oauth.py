@@ -135,6 +135,8 @@ def error_of(code: RefusalCode) -> tuple[int, OAuthErrorCode]:
             | C.SESSION_BUSY
             | C.TURN_IN_PROGRESS
             | C.TURN_NOT_RUNNING
+            | C.ROTATION_IN_PROGRESS
+            | C.ROTATION_NOT_RUNNING
             | C.MISDIRECTED_REQUEST
             | C.PROTOCOL_DENIED
             | C.INVALID_FIELD

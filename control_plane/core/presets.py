@@ -15,6 +15,8 @@ from typing import Any, Final
 from control_plane.contract.destination import Destination, parse_destination
 from control_plane.contract.placeholder import Shape
 from control_plane.contract.placement import Placement, placement_from_json, placement_to_json
+from control_plane.core.probe import Probe
+from control_plane.core.rotation import AUTHENTICATION_ERROR, NEVER_AN_AUTHENTICATION_ERROR
 
 BASE_FIELD: Final = "{base}"
 
@@ -22,7 +24,7 @@ _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _BASE_URL_TEMPLATE = re.compile(r"\{base\}(/[a-z0-9/._-]*[a-z0-9])?")
 _REQUIRED: Final = frozenset({"title", "destinations", "placements", "shape", "variables", "documentation"})
-_OPTIONAL: Final = frozenset({"base_url_variables"})
+_OPTIONAL: Final = frozenset({"base_url_variables", "authentication_errors", "probe"})
 
 
 class InvalidPresetError(ValueError):
@@ -47,6 +49,10 @@ class Preset:
     """Variable → template; `{base}` is the URL of the reverse route, without a final slash."""
     documentation: str
     """The provider's own page on authentication."""
+    authentication_errors: frozenset[int] = frozenset({AUTHENTICATION_ERROR})
+    """The statuses by which it says "wrong secret", and that no workload brings about otherwise."""
+    probe: Probe | None = None
+    """A request that costs nothing and needs the secret."""
 
     def base_urls(self, base: str) -> dict[str, str]:
         """What each base-URL variable holds when the reverse route is at `base`."""
@@ -65,6 +71,8 @@ def preset_to_json(preset: Preset) -> dict[str, Any]:
         "variables": list(preset.variables),
         "base_url_variables": dict(preset.base_url_variables),
         "documentation": preset.documentation,
+        "authentication_errors": sorted(preset.authentication_errors),
+        "probe": preset.probe.to_setting() if preset.probe is not None else None,
     }
 
 
@@ -90,11 +98,18 @@ def _read(preset_id: str, table: dict[str, Any]) -> Preset:
             variables=tuple(table["variables"]),
             base_url_variables=MappingProxyType(dict(table.get("base_url_variables", {}))),
             documentation=table["documentation"],
+            authentication_errors=frozenset(table.get("authentication_errors", {AUTHENTICATION_ERROR})),
+            probe=_probe(table["probe"]) if "probe" in table else None,
         )
     except (TypeError, ValueError) as error:
         raise InvalidPresetError(f"{preset_id}: {error}") from error
     _check(preset)
     return preset
+
+
+def _probe(table: dict[str, Any]) -> Probe:
+    fields = {**table, "rejected": frozenset(table.get("rejected", {AUTHENTICATION_ERROR}))}
+    return Probe(**fields)
 
 
 def _check(preset: Preset) -> None:
@@ -111,6 +126,12 @@ def _check(preset: Preset) -> None:
             _BASE_URL_TEMPLATE.fullmatch(template) for template in preset.base_url_variables.values()
         ),
         "an https page of documentation": preset.documentation.startswith("https://"),
+        # A 403 is for anybody to bring about: rotations would turn back at a workload's will.
+        "authentication errors of 4xx, never 403": bool(preset.authentication_errors)
+        and all(400 <= status < 500 for status in preset.authentication_errors)
+        and NEVER_AN_AUTHENTICATION_ERROR not in preset.authentication_errors,
+        "a probe within its destinations": preset.probe is None
+        or all(preset.probe.is_within(destination) for destination in preset.destinations[:1]),
     }
     for expectation, met in expectations.items():
         if not met:

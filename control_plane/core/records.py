@@ -96,12 +96,17 @@ class Credential:
 
 
 class VersionState(StrEnum):
-    """`active` is the one in use. The others are over: their envelopes are gone."""
+    """`active` is the one in use, and there is never more than one. Which may follow which: `core.rotation.LEGAL`."""
 
+    PENDING = "pending"
+    """Submitted, not in general use: it is being tried."""
     ACTIVE = "active"
+    RETIRING = "retiring"
+    """No longer used, still kept: a rotation may go back to it."""
     RETIRED = "retired"
+    """Over: its envelope is gone."""
     REVOKED = "revoked"
-    """Retired because it was compromised."""
+    """Over because it was compromised; its envelope is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +251,68 @@ class Change:
 class PublishedChange:
     sequence: int
     change: Change
+
+
+class RotationPhase(StrEnum):
+    """Where a rotation is (`core.rotation`)."""
+
+    PROBING = "probing"
+    """The new value is tried against its upstream; nobody else uses it."""
+    CANARY = "canary"
+    """Some subjects use the new version, the others the old one."""
+    OVERLAP = "overlap"
+    """Everybody uses the new version; the old one is kept, to go back to."""
+    COMPLETED = "completed"
+    ROLLED_BACK = "rolled_back"
+    CANCELLED = "cancelled"
+    OVERTAKEN = "overtaken"
+    """Something else put its versions out of use: a compromised secret, a change of where the secret may go."""
+
+
+RUNNING_PHASES = frozenset({RotationPhase.PROBING, RotationPhase.CANARY, RotationPhase.OVERLAP})
+
+
+class ProbeResult(StrEnum):
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The latest rotation of a credential: under way, or how it ended."""
+
+    credential_id: CredentialId
+    tenant: TenantId
+    id: str
+    phase: RotationPhase
+    old_version: int | None
+    """None: nothing was in use."""
+    new_version: int
+    probes: bool
+    proceeds_unproven: bool
+    """The operator goes on also where a probe gives no answer."""
+    canary_percent: int
+    canary_seconds: float
+    canary_key: str
+    """32 bytes in hex: subjects are chosen by a hash under it."""
+    overlap_seconds: float
+    started_at: float
+    since: float
+    """When its step began."""
+    ends_at: float | None
+    """When its step ends by itself."""
+    started_by: str
+    probe_sha256: str | None = None
+    """Fingerprint of the placeholder that stands for the pending version."""
+    probe_due_at: float | None = None
+    """Whoever looks after this moment tries (again): whoever was at it is gone."""
+    probe_result: ProbeResult | None = None
+    probe_status: int | None = None
+    probe_detail: str = ""
+    reason: str = ""
+    """Why it ended as it did."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase in RUNNING_PHASES

@@ -23,7 +23,7 @@ STATUSES = {
     404: "session_not_found credential_not_found not_found",
     405: "method_not_allowed",
     408: "request_timeout",
-    409: "session_busy turn_in_progress turn_not_running",
+    409: "session_busy turn_in_progress turn_not_running rotation_in_progress rotation_not_running",
     413: "body_too_large",
     414: "uri_too_long",
     415: "encoding_denied",

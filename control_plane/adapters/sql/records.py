@@ -19,6 +19,7 @@ from control_plane.adapters.sql.repositories import (
     SqlVersions,
     Transaction,
 )
+from control_plane.adapters.sql.rotations import SqlRotations
 
 
 class SqlRecords:
@@ -29,6 +30,7 @@ class SqlRecords:
         self.clients = SqlClients(tx)
         self.credentials = SqlCredentials(tx)
         self.versions = SqlVersions(tx)
+        self.rotations = SqlRotations(tx)
         self.grants = SqlGrants(tx)
         self.rules = SqlAllowRules(tx)
         self.sessions = SqlSessions(tx)

@@ -31,6 +31,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane.adapters.sql.rotations import ROTATIONS, is_running
 from control_plane.adapters.sql.rows import field_names, to_columns, to_record, to_records
 from control_plane.adapters.sql.tables import (
     AllowRuleRow,
@@ -60,6 +61,7 @@ from control_plane.core.records import (
     KeyPurpose,
     OwnKey,
     PublishedChange,
+    Rotation,
     Session,
     Tenant,
     TenantAllowRule,
@@ -158,8 +160,11 @@ class Transaction:
 
     def insert_once(self, table: Table, *, by: str) -> Any:
         """An insert that leaves out rows whose `by` is already there."""
-        new = postgresql_insert(table) if self.is_postgresql else sqlite_insert(table)
-        return new.on_conflict_do_nothing(index_elements=[by])
+        return self.insert(table).on_conflict_do_nothing(index_elements=[by])
+
+    def insert(self, table: Table) -> Any:
+        """An insert that can say what happens where the row is already there."""
+        return postgresql_insert(table) if self.is_postgresql else sqlite_insert(table)
 
     @property
     def is_postgresql(self) -> bool:
@@ -239,6 +244,13 @@ class SqlCredentials:
 
     async def named(self, name: str) -> Credential | None:
         return await self._one(CREDENTIALS.c.name == name)
+
+    async def locked(self, credential: CredentialId) -> Credential | None:
+        # SQLite has one writer at a time, and no such clause.
+        where = (CREDENTIALS.c.id == credential, self._tx.mine(CREDENTIALS.c.tenant))
+        if await self._tx.row(select(CREDENTIALS.c.id).where(*where).with_for_update()) is None:
+            return None
+        return await self.get(credential)
 
     async def _one(self, condition: ColumnElement[bool]) -> Credential | None:
         row = await self._tx.row(select(CREDENTIALS).where(condition, self._tx.mine(CREDENTIALS.c.tenant)))
@@ -586,6 +598,7 @@ _TOKEN_FACTS = (
         *_prefixed(SESSIONS, Session, "s_"),
         *_prefixed(CREDENTIALS, Credential, "c_"),
         *_prefixed(VERSIONS, CredentialVersion, "v_"),
+        *_prefixed(ROTATIONS, Rotation, "r_"),
         exists(select(CLIENTS.c.id).where(CLIENTS.c.id == TOKENS.c.client)).label("client_registered"),
     )
     .select_from(TOKENS)
@@ -596,6 +609,7 @@ _TOKEN_FACTS = (
         VERSIONS,
         (VERSIONS.c.credential_id == CREDENTIALS.c.id) & (VERSIONS.c.version == CREDENTIALS.c.current_version),
     )
+    .outerjoin(ROTATIONS, (ROTATIONS.c.credential_id == CREDENTIALS.c.id) & is_running())
 )
 """Built once: a cold request of the proxy waits for it."""
 
@@ -615,6 +629,7 @@ class SqlHotReads:
             credential=to_record(Credential, row, prefix="c_") if row["c_id"] is not None else None,
             version=to_record(CredentialVersion, row, prefix="v_") if row["v_version"] is not None else None,
             client_registered=bool(row["client_registered"]),
+            rotation=to_record(Rotation, row, prefix="r_") if row["r_id"] is not None else None,
         )
 
     async def granted(

@@ -19,6 +19,9 @@ from control_plane.core.records import (
     CredentialVersion,
     KeyPurpose,
     OwnKey,
+    ProbeResult,
+    Rotation,
+    RotationPhase,
     Token,
     TokenKind,
     VersionState,
@@ -48,7 +51,11 @@ _ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
     (CredentialVersion, "state"): VersionState,
     (Token, "kind"): TokenKind,
     (OwnKey, "purpose"): KeyPurpose,
+    (Rotation, "phase"): RotationPhase,
+    (Rotation, "probe_result"): ProbeResult,
 }
+
+_MAY_BE_NONE: frozenset[str] = frozenset({"probe_result"})
 
 _WRITE: Mapping[str, Reader] = {
     "destinations": lambda value: [destination_to_json(item) for item in value],
@@ -100,7 +107,7 @@ def _read(cls: type, name: str, value: Any) -> Any:
     if (reader := _READ.get(name)) is not None:
         return reader(value)
     if (enum := _ENUMS.get((cls, name))) is not None:
-        return enum(value)
+        return None if value is None and name in _MAY_BE_NONE else enum(value)
     return value
 
 

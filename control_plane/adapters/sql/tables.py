@@ -19,6 +19,7 @@ from sqlalchemy import (
     MetaData,
     String,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -83,6 +84,16 @@ class CredentialVersionRow(Base):
     """One value of a credential. Its envelope's AAD binds tenant, credential, version and where the secret may go."""
 
     __tablename__ = "credential_versions"
+    __table_args__ = (
+        # Whatever goes wrong above: one version is in use, never two.
+        Index(
+            "ix_credential_versions_active",
+            "credential_id",
+            unique=True,
+            sqlite_where=text("state = 'active'"),
+            postgresql_where=text("state = 'active'"),
+        ),
+    )
     credential_id: Mapped[str] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), primary_key=True)
     version: Mapped[int] = mapped_column(Integer, primary_key=True)
     tenant: Mapped[str] = mapped_column(String(64))
@@ -91,6 +102,47 @@ class CredentialVersionRow(Base):
     envelope: Mapped[bytes | None] = mapped_column(LargeBinary)
     """None once the version is over: what is no longer used is no longer kept."""
     created_at: Mapped[float] = mapped_column(Float)
+
+
+class RotationRow(Base):
+    """A credential's latest rotation: under way, or how it ended. What was before stands in the trail."""
+
+    __tablename__ = "rotations"
+    credential_id: Mapped[str] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    id: Mapped[str] = mapped_column(String(64))
+    phase: Mapped[str] = mapped_column(String(16), index=True)
+    old_version: Mapped[int | None] = mapped_column(Integer)
+    new_version: Mapped[int] = mapped_column(Integer)
+    probes: Mapped[bool] = mapped_column(Boolean)
+    proceeds_unproven: Mapped[bool] = mapped_column(Boolean)
+    canary_percent: Mapped[int] = mapped_column(Integer)
+    canary_seconds: Mapped[float] = mapped_column(Float)
+    canary_key: Mapped[str] = mapped_column(String(64))
+    overlap_seconds: Mapped[float] = mapped_column(Float)
+    started_at: Mapped[float] = mapped_column(Float)
+    since: Mapped[float] = mapped_column(Float)
+    ends_at: Mapped[float | None] = mapped_column(Float)
+    started_by: Mapped[str] = mapped_column(String(255))
+    probe_sha256: Mapped[str | None] = mapped_column(String(64))
+    probe_due_at: Mapped[float | None] = mapped_column(Float)
+    probe_result: Mapped[str | None] = mapped_column(String(16))
+    probe_status: Mapped[int | None] = mapped_column(Integer)
+    probe_detail: Mapped[str] = mapped_column(String(255))
+    reason: Mapped[str] = mapped_column(String(255))
+
+
+class RotationReplyRow(Base):
+    """How often an upstream answered a version, of one subject, in one span of time. Only while it is rotated."""
+
+    __tablename__ = "rotation_replies"
+    credential_id: Mapped[str] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    subject_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    bucket: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    tenant: Mapped[str] = mapped_column(String(64))
+    replies: Mapped[int] = mapped_column(Integer)
+    failures: Mapped[int] = mapped_column(Integer)
 
 
 class GrantRow(Base):

@@ -1,0 +1,436 @@
+"""Rotation: a new version of a secret goes live step by step, and back where it does not work.
+
+Rules:
+- Every step is one transaction under the credential's lock, with its outbox rows and its audit event. What is to be
+  done next stands in the database: whoever crashes is carried on for, and replicas may all look at once.
+- Nothing waits for the network inside a transaction. A probe is claimed, made, and its answer taken only where the
+  rotation is still the one that asked.
+- A compromised secret has no overlap, no canary and no way back.
+
+The pure part, with its tables: `core.rotation`. What an operator sees of it: docs/rotation.md.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from control_plane.contract.caller import CredentialId, TenantId
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.secret import Secret
+from control_plane.contract.wire import AuditEvent
+from control_plane.core.names import ID_ENTROPY_BYTES, new_id
+from control_plane.core.presets import PRESETS
+from control_plane.core.records import (
+    Change,
+    ChangeKind,
+    Credential,
+    Rotation,
+    RotationPhase,
+    VersionState,
+)
+from control_plane.core.rotation import (
+    AUTHENTICATION_ERROR,
+    IllegalTransitionError,
+    Judgement,
+    Lineage,
+    Replies,
+    Verdict,
+    bucket_of,
+    first_bucket_of_window,
+    first_step,
+    judge,
+    seconds_of,
+    step_after,
+)
+from control_plane.credentials import CREDENTIAL_NOT_FOUND, Described, invalid_field, locked, named, require_fit
+from control_plane.ports import (
+    Clock,
+    CrossTenantReason,
+    Entropy,
+    PlatformScope,
+    Records,
+    ReplyCount,
+    Store,
+    TenantScope,
+)
+from control_plane.trail import Actor, Trail
+from control_plane.versions import Versions
+
+STEPS_AT_ONCE: Final = 100
+ROUND_SECONDS: Final = 2.0
+BY_ITSELF: Final = "rotation"
+"""Who acts where no operator does."""
+
+_log = structlog.get_logger("control_plane.rotation")
+
+_ACTION: Final[Mapping[RotationPhase, str]] = {
+    RotationPhase.PROBING: "rotation.probe",
+    RotationPhase.CANARY: "rotation.canary",
+    RotationPhase.OVERLAP: "rotation.promote",
+    RotationPhase.COMPLETED: "rotation.finish",
+    RotationPhase.ROLLED_BACK: "rotation.roll_back",
+    RotationPhase.CANCELLED: "rotation.cancel",
+}
+_BACK: Final[Mapping[RotationPhase, RotationPhase]] = {
+    RotationPhase.PROBING: RotationPhase.CANCELLED,
+    RotationPhase.CANARY: RotationPhase.ROLLED_BACK,
+    RotationPhase.OVERLAP: RotationPhase.ROLLED_BACK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewRotation:
+    """What an operator wants. Without any option: at once, for everybody, and nothing to go back to."""
+
+    secret: Secret | None
+    """None for a compromised secret without a successor."""
+    compromised: bool = False
+    if_version: int | None = None
+    """Only while this is the current version."""
+    canary_percent: int = 0
+    canary_seconds: float = 0.0
+    overlap_seconds: float = 0.0
+
+
+class RotationKeeper:
+    def __init__(self, store: Store, versions: Versions, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
+        self._store = store
+        self._versions = versions
+        self._trail = trail
+        self._clock = clock
+        self._entropy = entropy
+
+    # --- what operators ask for --------------------------------------------------------------------------------------
+
+    async def start(self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor) -> Described:
+        """Raises `RefusedError`: not found, `invalid_field`, `rotation_in_progress`."""
+        _check_plan(new)
+        async with self._store.write(TenantScope(tenant)) as records:
+            # (1) Nobody else changes it meanwhile, and nobody has since the operator looked.
+            credential = await locked(records, name)
+            if new.if_version is not None and credential.current_version != new.if_version:
+                raise RefusedError(_overtaken(credential.current_version))
+            if new.secret is not None:
+                require_fit(new.secret, credential.placements)
+            # (2) A compromised secret goes at once, whatever is under way.
+            if new.compromised:
+                credential = await self._compromised(records, credential, new.secret)
+                await self._published(records, credential, by=by, action="credential.rotate", revoked=True)
+                return await _described(records, credential)
+            # (3) One rotation at a time.
+            running = await records.rotations.of(credential.id)
+            if running is not None and running.is_running:
+                raise RefusedError(IN_PROGRESS)
+            # (4) Its first step.
+            assert new.secret is not None, "checked above"
+            lineage = (await self._versions.lineage(records, credential)).with_pending()
+            rotation = self._planned(credential, lineage, new, by=by)
+            credential = replace(credential, updated_at=self._clock())
+            credential, rotation = await self._entered(
+                records, credential, rotation, first_step(rotation), lineage=lineage, secret=new.secret
+            )
+            await self._published(records, credential, by=by, action="credential.rotate", rotation=rotation)
+            return await _described(records, credential)
+
+    async def get(self, tenant: TenantId, name: str) -> tuple[Rotation | None, Mapping[int, Replies]]:
+        """The latest rotation, and how upstreams answered each version in the window."""
+        async with self._store.read(TenantScope(tenant)) as records:
+            credential = await records.credentials.named(name)
+            if credential is None:
+                raise RefusedError(CREDENTIAL_NOT_FOUND)
+            rotation = await records.rotations.of(credential.id)
+            return rotation, await self._replies(records, credential.id)
+
+    async def promote(self, tenant: TenantId, name: str, *, by: Actor) -> Described:
+        """The next step, now: a canary goes live, an overlap ends. Raises `RefusedError`."""
+        return await self._by_hand(tenant, name, by=by, to=None)
+
+    async def roll_back(self, tenant: TenantId, name: str, *, by: Actor) -> Described:
+        """The old version is the one in use again. Raises `RefusedError`."""
+        return await self._by_hand(tenant, name, by=by, to=RotationPhase.ROLLED_BACK)
+
+    async def cancel(self, tenant: TenantId, name: str, *, by: Actor) -> Described:
+        """Throws the new version away before it went live for everybody. Raises `RefusedError`."""
+        return await self._by_hand(tenant, name, by=by, to=RotationPhase.CANCELLED)
+
+    async def _by_hand(self, tenant: TenantId, name: str, *, by: Actor, to: RotationPhase | None) -> Described:
+        async with self._store.write(TenantScope(tenant)) as records:
+            credential = await locked(records, name)
+            rotation = await records.rotations.of(credential.id)
+            if rotation is None or not rotation.is_running:
+                raise RefusedError(NOT_RUNNING)
+            phase = to or step_after(rotation.phase, rotation)
+            if to is RotationPhase.CANCELLED and rotation.phase is RotationPhase.OVERLAP:
+                raise RefusedError(TOO_LATE_TO_CANCEL)
+            if to is RotationPhase.ROLLED_BACK and rotation.phase is RotationPhase.PROBING:
+                phase = RotationPhase.CANCELLED
+            reason = "an operator said so"
+            await self._go(records, credential, rotation, phase, by=by, reason=reason)
+            return await _described(records, await named(records, name))
+
+    # --- what happens by itself --------------------------------------------------------------------------------------
+
+    async def tick(self) -> None:
+        """Looks at every rotation whose step should have ended."""
+        async with self._store.read(PlatformScope(CrossTenantReason.UPKEEP)) as records:
+            due = await records.rotations.due(self._clock(), limit=STEPS_AT_ONCE)
+        for rotation in due:
+            with suppress(RefusedError):  # the store is away, and has said so: the next tick looks again
+                await self.look_at(rotation)
+
+    async def look_at(self, found: Rotation) -> None:
+        """One rotation: on, back, or as it is."""
+        async with self._store.write(TenantScope(found.tenant)) as records:
+            credential, rotation = await _still(records, found)
+            if credential is None or rotation is None or rotation.phase is RotationPhase.PROBING:
+                return
+            judgement = await self._judged(records, rotation)
+            await self._carried_out(records, credential, rotation, judgement)
+
+    async def heard(self, events: Sequence[AuditEvent]) -> None:
+        """What proxies reported of how upstreams answered versions that are being rotated."""
+        reported = [event for event in events if event.action == "replies" and event.tenant and event.version]
+        by_credential: dict[tuple[TenantId, CredentialId], list[AuditEvent]] = {}
+        for event in reported:
+            key = TenantId(event.tenant or ""), CredentialId(event.extra.get("credential_id", ""))
+            by_credential.setdefault(key, []).append(event)
+        for (tenant, credential_id), of_it in by_credential.items():
+            with suppress(RefusedError):  # the trail has them; a count that is lost is only one that is lost
+                await self._count(tenant, credential_id, of_it)
+
+    async def _count(self, tenant: TenantId, credential_id: CredentialId, events: Sequence[AuditEvent]) -> None:
+        async with self._store.write(TenantScope(tenant)) as records:
+            credential = await records.credentials.locked(credential_id)
+            rotation = await records.rotations.of(credential_id)
+            if credential is None or rotation is None or not rotation.is_running:
+                return  # it is over, and nobody asks any more
+            now, ours = self._clock(), {rotation.old_version, rotation.new_version}
+            statuses = authentication_errors(credential)
+            counts = [
+                _counted(event, rotation, statuses, bucket=bucket_of(now)) for event in events if event.version in ours
+            ]
+            await records.rotations.count([count for count in counts if count.replies])
+            if rotation.phase is not RotationPhase.PROBING:
+                judgement = await self._judged(records, rotation)
+                await self._carried_out(records, credential, rotation, judgement)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _planned(self, credential: Credential, lineage: Lineage, new: NewRotation, *, by: Actor) -> Rotation:
+        now = self._clock()
+        return Rotation(
+            credential_id=credential.id,
+            tenant=credential.tenant,
+            id=new_id("rot", self._entropy(ID_ENTROPY_BYTES)),
+            phase=RotationPhase.PROBING,
+            old_version=lineage.active,
+            new_version=lineage.next_number - 1,
+            probes=False,
+            proceeds_unproven=False,
+            canary_percent=new.canary_percent,
+            canary_seconds=new.canary_seconds,
+            canary_key=self._entropy(32).hex(),
+            overlap_seconds=new.overlap_seconds,
+            started_at=now,
+            since=now,
+            ends_at=None,
+            started_by=by.name,
+        )
+
+    async def _compromised(self, records: Records, credential: Credential, secret: Secret | None) -> Credential:
+        """Whatever was in use is so no longer. A successor that waits takes over where no other is given."""
+        credential = replace(credential, updated_at=self._clock())
+        if secret is not None:
+            return await self._versions.replace_all(
+                records, credential, secret, over=VersionState.REVOKED, reason=COMPROMISED
+            )
+        running, lineage = await records.rotations.of(credential.id), await self._versions.lineage(records, credential)
+        await self._versions.overtake(records, credential, reason=COMPROMISED)
+        waits = running is not None and lineage.states.get(running.new_version) is VersionState.PENDING
+        after = lineage.taken_over_by(running.new_version) if running and waits else lineage.without_any()
+        return await self._versions.write(records, credential, after)
+
+    async def _judged(self, records: Records, rotation: Rotation) -> Judgement:
+        replies = await self._replies(records, rotation.credential_id)
+        old = replies.get(rotation.old_version, Replies()) if rotation.old_version is not None else Replies()
+        new = replies.get(rotation.new_version, Replies())
+        return judge(old=old, new=new, ends_at=rotation.ends_at, now=self._clock())
+
+    async def _carried_out(
+        self, records: Records, credential: Credential, rotation: Rotation, judgement: Judgement
+    ) -> None:
+        by = Actor(BY_ITSELF, rotation.id, administers=True)
+        match judgement.verdict:
+            case Verdict.GO_ON:
+                await self._go(records, credential, rotation, step_after(rotation.phase, rotation), by=by)
+            case Verdict.ROLL_BACK:
+                phase = _BACK[rotation.phase]
+                await self._go(records, credential, rotation, phase, by=by, reason=judgement.reason)
+                _log.warning("rotation_rolled_back", credential=credential.name, tenant=credential.tenant)
+            case Verdict.WAIT:
+                pass
+
+    async def _go(
+        self,
+        records: Records,
+        credential: Credential,
+        rotation: Rotation,
+        phase: RotationPhase,
+        *,
+        by: Actor,
+        reason: str = "",
+    ) -> None:
+        """From one step to another, with everything that belongs to it."""
+        lineage = await self._versions.lineage(records, credential)
+        try:
+            credential, rotation = await self._entered(
+                records, credential, replace(rotation, reason=reason), phase, lineage=lineage
+            )
+        except IllegalTransitionError:
+            # A version that was revoked never comes back.
+            raise RefusedError(NOT_RUNNING) from None
+        await self._published(records, credential, by=by, action=_ACTION[phase], rotation=rotation)
+
+    async def _entered(
+        self,
+        records: Records,
+        credential: Credential,
+        rotation: Rotation,
+        phase: RotationPhase,
+        *,
+        lineage: Lineage,
+        secret: Secret | None = None,
+    ) -> tuple[Credential, Rotation]:
+        now, seconds = self._clock(), seconds_of(phase, rotation)
+        rotation = replace(
+            rotation,
+            phase=phase,
+            since=now,
+            ends_at=now + seconds if seconds is not None else None,
+            probe_sha256=None,
+            probe_due_at=now if phase is RotationPhase.PROBING else None,
+        )
+        after = lineage.entered(phase, old=rotation.old_version, new=rotation.new_version)
+        credential = await self._versions.write(records, credential, after, secret=secret)
+        await records.rotations.put(rotation)
+        if not rotation.is_running:
+            await records.rotations.forget_replies(credential.id)
+        return credential, rotation
+
+    async def _replies(self, records: Records, credential_id: CredentialId) -> dict[int, Replies]:
+        window = first_bucket_of_window(self._clock())
+        found = await records.rotations.replies(credential_id, from_bucket=window)
+        return {version: Replies(*counts) for version, counts in found.items()}
+
+    async def _published(
+        self,
+        records: Records,
+        credential: Credential,
+        *,
+        by: Actor,
+        action: str,
+        rotation: Rotation | None = None,
+        revoked: bool = False,
+    ) -> None:
+        """To every proxy, and into the trail."""
+        await records.outbox.append(
+            [
+                Change(ChangeKind.CREDENTIAL, credential.tenant, credential.id, revoked=revoked),
+                Change(ChangeKind.POLICY, credential.tenant, credential.tenant),
+            ],
+            self._clock(),
+        )
+        event = self._trail.event(
+            action,
+            by=by,
+            tenant=credential.tenant,
+            credential=credential.name,
+            version=rotation.new_version if rotation is not None else credential.current_version,
+            detail=_in_words(rotation),
+        )
+        await records.audit.append([event])
+
+
+def authentication_errors(credential: Credential) -> frozenset[int]:
+    """The statuses by which this credential's provider says "wrong secret"."""
+    preset = PRESETS.get(credential.preset) if credential.preset else None
+    return preset.authentication_errors if preset else frozenset({AUTHENTICATION_ERROR})
+
+
+def _counted(event: AuditEvent, rotation: Rotation, statuses: frozenset[int], *, bucket: int) -> ReplyCount:
+    by_status = {int(name): int(count) for name, count in event.extra.items() if _are_numbers(name, count)}
+    return ReplyCount(
+        credential_id=rotation.credential_id,
+        tenant=rotation.tenant,
+        version=event.version or 0,
+        subject_sha256=hashlib.sha256((event.subject or "").encode("utf-8", "surrogatepass")).hexdigest(),
+        bucket=bucket,
+        replies=sum(by_status.values()),
+        failures=sum(count for status, count in by_status.items() if status in statuses),
+    )
+
+
+def _are_numbers(name: str, count: str) -> bool:
+    return all(text.isascii() and text.isdigit() and len(text) <= 9 for text in (name, count))
+
+
+def _check_plan(new: NewRotation) -> None:
+    if new.secret is None and not new.compromised:
+        raise invalid_field("secret", "a rotation has a new secret; only a compromised one may go without a successor")
+    if bool(new.canary_percent) != bool(new.canary_seconds):
+        missing = "canary_seconds" if new.canary_percent else "canary_percent"
+        raise invalid_field(missing, "a canary has a share and a time: canary_percent and canary_seconds go together")
+    for field, value in (("canary_percent", new.canary_percent), ("overlap_seconds", new.overlap_seconds)):
+        if new.compromised and value:
+            raise invalid_field(field, "a compromised secret is replaced at once: no canary, no overlap, no way back")
+
+
+async def _still(records: Records, found: Rotation) -> tuple[Credential | None, Rotation | None]:
+    """What was found, locked, where it is still at the same step: replicas may all have found it."""
+    credential = await records.credentials.locked(found.credential_id)
+    rotation = await records.rotations.of(found.credential_id)
+    if rotation is None or (rotation.id, rotation.phase, rotation.since) != (found.id, found.phase, found.since):
+        return None, None
+    return credential, rotation
+
+
+async def _described(records: Records, credential: Credential) -> Described:
+    versions, rotation = await records.versions.of(credential.id), await records.rotations.of(credential.id)
+    return Described(credential, versions, rotation)
+
+
+def _in_words(rotation: Rotation | None) -> str:
+    if rotation is None:
+        return ""
+    step = f"version {rotation.old_version or 'none'} to {rotation.new_version}: {rotation.phase.value}"
+    return f"{step}; {rotation.reason}" if rotation.reason else step
+
+
+def _overtaken(current: int) -> Refusal:
+    return Refusal(
+        RefusalCode.ROTATION_IN_PROGRESS,
+        f"the credential was rotated meanwhile: it is at version {current}",
+        "look at it again, and rotate it if that is still what you want",
+    )
+
+
+COMPROMISED: Final = "a compromised secret was replaced"
+IN_PROGRESS: Final = Refusal(
+    RefusalCode.ROTATION_IN_PROGRESS,
+    "this credential is being rotated already",
+    "see it with: coatcheck credential rotation NAME; promote it, roll it back or cancel it first",
+)
+NOT_RUNNING: Final = Refusal(
+    RefusalCode.ROTATION_NOT_RUNNING,
+    "no rotation of this credential is under way that this could be done to",
+    "see the last one with: coatcheck credential rotation NAME",
+)
+TOO_LATE_TO_CANCEL: Final = Refusal(
+    RefusalCode.ROTATION_NOT_RUNNING,
+    "the new version is in use by everybody: there is nothing left to cancel",
+    "go back to the old one with: coatcheck credential rotation NAME --roll-back",
+)
