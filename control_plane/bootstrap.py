@@ -47,6 +47,7 @@ from control_plane.credentials import CredentialKeeper
 from control_plane.custody import Custody
 from control_plane.database import migrate_once, opened
 from control_plane.exchange import Exchange
+from control_plane.faults import AtPoint, armed, nothing_happens
 from control_plane.grants import AllowRuleKeeper, GrantKeeper
 from control_plane.hardening import forbid_core_dumps
 from control_plane.identification import Identification
@@ -78,12 +79,16 @@ class RunningControlPlane:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, *, clock: Clock = time.time, entropy: Entropy = os.urandom
+    settings: Settings,
+    *,
+    clock: Clock = time.time,
+    entropy: Entropy = os.urandom,
+    at_fault_point: AtPoint = nothing_happens,
 ) -> AsyncIterator[RunningControlPlane]:
     """The control plane, listening for as long as the block runs. Raises what is wrong with the settings."""
     if not structlog.is_configured():
         logs.configure_own(settings.log_level)
-    with _listening_socket(settings.listen) as listener:
+    with armed(at_fault_point), _listening_socket(settings.listen) as listener:
         url, outbound = _own_url(settings, listener), _outbound(settings, listener)
         wake = LocalWake()
         async with opened(settings) as database:

@@ -20,6 +20,7 @@ from control_plane.adapters.sql.records import SqlRecords
 from control_plane.adapters.sql.repositories import OnTheLoop, Transaction
 from control_plane.adapters.sql.roles import PLATFORM_ROLE, TENANT_ROLE, TENANT_SETTING
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.faults import reach
 from control_plane.ports import Scope, TenantScope, Wake
 
 _log = structlog.get_logger("control_plane.store")
@@ -63,7 +64,10 @@ class SqlStore:
                     tx = Transaction(connection, scope, writes=True)
                     yield SqlRecords(tx)
                     published = await tx.flush()
+                    if published:
+                        reach("store.published")
                 if published:
+                    reach("store.committed")
                     self._wake.announce()
 
     @asynccontextmanager
