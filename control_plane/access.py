@@ -60,17 +60,20 @@ class Access:
             raise RefusedError(UNAUTHENTICATED)
         if self._is_bootstrap_token(presented):
             return BOOTSTRAP_ADMINISTRATOR
-        identity = await self.identity(presented, use=Use.ADMIN)
-        if not identity.admin_roles:
+        identity = await self.find_identity(presented, use=Use.ADMIN)
+        if identity is None or not identity.admin_roles:
             raise RefusedError(UNAUTHENTICATED)
         return Principal(f"{identity.issuer}:{identity.subject}", identity.admin_roles)
 
-    async def identity(self, unverified_token: str, *, use: Use) -> VerifiedIdentity:
-        """Who a trusted issuer's token speaks for. Raises `RefusedError(token_invalid)`."""
+    async def find_identity(self, unverified_token: str, *, use: Use) -> VerifiedIdentity | None:
+        """Who a trusted issuer's token speaks for; None for a token that is not believed.
+
+        Raises `RefusedError(credential_unavailable)` where the issuer's keys are away.
+        """
         try:
             return await self._identification.verified(unverified_token, use=use)
         except InvalidTokenError:
-            raise RefusedError(UNAUTHENTICATED) from None
+            return None
 
     def _is_bootstrap_token(self, presented: str) -> bool:
         if self._admin_digest is None:

@@ -35,6 +35,7 @@ from control_plane.api.admin import AdminApi
 from control_plane.api.app import build_app
 from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
+from control_plane.api.issuers import IssuersApi
 from control_plane.api.oauth import OAuthApi
 from control_plane.api.sessions import SessionsApi
 from control_plane.api.wellknown import WellKnownApi
@@ -52,6 +53,7 @@ from control_plane.grants import AllowRuleKeeper, GrantKeeper
 from control_plane.hardening import forbid_core_dumps
 from control_plane.identification import Identification
 from control_plane.issuance import Issuance
+from control_plane.issuers import IssuerKeeper
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, Entropy, Outbound
@@ -190,12 +192,14 @@ async def _assembled(
         rotations=rotations,
         clock=clock,
     )
+    issuers = IssuerKeeper(store, identification, trail, clock=clock, own_issuer=issuer)
     routers = [  # looked through in this order: what requests wait for first
         internal.router(),
         OAuthApi(access, exchange).router(),
         SessionsApi(access, sessions).router(),
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
+        IssuersApi(access, issuers).router(),
     ]
     app = build_app(
         routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))

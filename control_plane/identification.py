@@ -29,12 +29,13 @@ class Identification:
         try:
             token = read(unverified_token)
             issuer = await self._issuer_of(token)
-            return await self._verified_of(token, issuer, use)
+            return await self.verified_of(token, issuer, use=use)
         except InvalidTokenError as error:
             _log.info("token_not_believed", use=use.value, reason=error.reason)
             raise
 
-    async def _verified_of(self, token: UnverifiedToken, issuer: TrustedIssuer, use: Use) -> VerifiedIdentity:
+    async def verified_of(self, token: UnverifiedToken, issuer: TrustedIssuer, *, use: Use) -> VerifiedIdentity:
+        """The same, by an issuer that is known already."""
         audiences, now = self.audiences(issuer, use), self._clock()
         precheck(token, issuer, use=use, audiences=audiences, now=now)
         try:

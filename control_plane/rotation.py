@@ -263,7 +263,7 @@ class RotationKeeper:
     async def _carried_out(
         self, records: Records, credential: Credential, rotation: Rotation, judgement: Judgement
     ) -> None:
-        by = Actor(BY_ITSELF, rotation.id, administers=True)
+        by = Actor(BY_ITSELF, rotation.id, is_a_client=False)
         match judgement.verdict:
             case Verdict.GO_ON:
                 await self._go(records, credential, rotation, step_after(rotation.phase, rotation), by=by)

@@ -22,8 +22,8 @@ class Actor:
     name: str
     """`administrator`, `<issuer>:<subject>` of one that an issuer vouches for, `settings`, or a client's id."""
     request_id: str
-    administers: bool = False
-    """Whether it is an administrator, and so no client."""
+    is_a_client: bool = True
+    """False: an administrator, or a person of an issuer of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Trail:
                 tenant=tenant,
                 subject=subject,
                 session=session,
-                client=None if by.administers or by.name == ADMINISTRATOR else by.name,
+                client=None if not by.is_a_client or by.name == ADMINISTRATOR else by.name,
                 credential=credential,
                 version=version,
                 placeholder_id=placeholder_id,
@@ -83,7 +83,7 @@ class Trail:
                 tenant=tenant,
                 subject=subject,
                 session=session,
-                client=None if by.administers else by.name,
+                client=by.name if by.is_a_client else None,
                 code=refusal.code,
                 true_code=refusal.true_code,
                 detail=refusal.detail,

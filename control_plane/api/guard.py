@@ -75,4 +75,4 @@ def actor(request: Request) -> Actor:
 
 
 def actor_of(caller: Principal, request: Request) -> Actor:
-    return Actor(caller.name, request_id(request), administers=True)
+    return Actor(caller.name, request_id(request), is_a_client=False)

@@ -261,10 +261,11 @@ class PlaceholderIn(_Incoming):
 
 
 class SessionIn(_Incoming):
-    """The administrator names tenant and subject; a client with `subject:assert` names a subject of its own tenant."""
+    """An administrator names tenant and subject; a client with `subject:assert` names a subject of its own tenant; with
+    the token of a trusted issuer both are the token's own."""
 
     runtime: ClientName
-    subject: Printable
+    subject: Printable | None = None
     tenant: TenantName | None = None
     roles: Annotated[list[Printable], Field(max_length=MAX_ITEMS)] = []
 

@@ -14,6 +14,7 @@ from control_plane.api.guard import PROBLEMS, actor_of
 from control_plane.api.messages import SessionIn, SessionOut, SessionTokenOut
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import RefusedError
+from control_plane.core.identity import Use, VerifiedIdentity
 from control_plane.core.names import OBJECT_ID
 from control_plane.core.policy import Action, Principal
 from control_plane.core.records import Client, Session
@@ -39,27 +40,45 @@ class SessionsApi:
         return router
 
     async def open(self, request: Request, body: SessionIn) -> SessionTokenOut:
-        """For an administrator of the tenant, or a client with `subject:assert` inside its own tenant."""
+        """For whoever a trusted issuer's token speaks for; for a subject that the caller names, if it may."""
         authorization = request.headers.get("authorization")
         if is_basic(authorization):
-            client = await self.access.client(authorization)
-            tenant, by = asserting_tenant(client), Actor(client.id, request_id(request))
-            if body.tenant not in (None, tenant) or body.roles:
-                raise RefusedError(FORBIDDEN)
+            opening, by = await self._opening_by_client(request, body)
+        elif (own := await self._own_identity(authorization, body)) is not None:
+            opening, by = _opening_of(own, body, request)
         else:
-            principal = await self.access.principal(authorization)
-            if body.tenant is None:
-                raise invalid_field("tenant", "is missing")
-            tenant, by = TenantId(body.tenant), actor_of(principal, request)
-            require(principal, Action.SESSION_WRITE, tenant)
-        opening = Opening(
-            tenant=tenant,
-            subject=SubjectId(body.subject),
-            roles=tuple(body.roles),
-            runtime=ClientId(body.runtime),
-        )
+            opening, by = await self._opening_by_administrator(request, body)
         session = await self.sessions.open(opening, by=by)
         return await self._fresh_token(session)
+
+    async def _opening_by_client(self, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
+        client = await self.access.client(request.headers.get("authorization"))
+        tenant = asserting_tenant(client)
+        if body.tenant not in (None, tenant) or body.roles:
+            raise RefusedError(FORBIDDEN)
+        return _opening(tenant, _named_subject(body), (), body), Actor(client.id, request_id(request))
+
+    async def _opening_by_administrator(self, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
+        principal = await self.access.principal(request.headers.get("authorization"))
+        if body.tenant is None:
+            raise invalid_field("tenant", "is missing")
+        tenant = TenantId(body.tenant)
+        require(principal, Action.SESSION_WRITE, tenant)
+        return _opening(tenant, _named_subject(body), tuple(body.roles), body), actor_of(principal, request)
+
+    async def _own_identity(self, authorization: str | None, body: SessionIn) -> VerifiedIdentity | None:
+        """Of a caller that asks for a session of its own. None: it names somebody else, or is no issuer's subject."""
+        token = bearer(authorization)
+        if token is None:
+            return None
+        identity = await self.access.find_identity(token, use=Use.SESSION)
+        if (
+            identity is None
+            or body.subject not in (None, identity.subject)
+            or body.tenant not in (None, identity.tenant)
+        ):
+            return None
+        return identity
 
     async def token(self, request: Request, session: SessionPath) -> SessionTokenOut:
         """A fresh token, for the owner by a live one of the same session, or for an administrator of the tenant."""
@@ -90,12 +109,20 @@ class SessionsApi:
         try:
             claims = await self.sessions.verified_owner(unverified_token)
         except InvalidSessionTokenError:
+            identity = await self.access.find_identity(unverified_token, use=Use.SESSION)
+            if identity is not None and (own := await self._own_session(identity, session_id)) is not None:
+                return own, _actor_of(identity, request)
             return await self._seen_by_administrator(
                 await self.access.principal(authorization), request, session_id, action
             )
         if claims.session != session_id:
             raise RefusedError(SESSION_NOT_FOUND)
         return await self.sessions.find(session_id), Actor(claims.audience, request_id(request))
+
+    async def _own_session(self, identity: VerifiedIdentity, session_id: SessionId) -> Session | None:
+        """The session, if it is this subject's. Raises `RefusedError(session_not_found)` where there is none."""
+        session = await self.sessions.find(session_id)
+        return session if (session.tenant, session.subject) == (identity.tenant, identity.subject) else None
 
     async def _seen_by_client(self, client: Client, request: Request, session_id: SessionId) -> tuple[Session, Actor]:
         session = await self.sessions.find(session_id)
@@ -121,3 +148,24 @@ class SessionsApi:
             expires_in=token.expires_in,
             not_after=session.not_after,
         )
+
+
+def _opening_of(identity: VerifiedIdentity, body: SessionIn, request: Request) -> tuple[Opening, Actor]:
+    """Tenant, subject and roles are the token's: nobody gives itself a role."""
+    if body.roles or identity.tenant is None:
+        raise RefusedError(FORBIDDEN)
+    return _opening(identity.tenant, identity.subject, identity.roles, body), _actor_of(identity, request)
+
+
+def _opening(tenant: TenantId, subject: SubjectId, roles: tuple[str, ...], body: SessionIn) -> Opening:
+    return Opening(tenant=tenant, subject=subject, roles=roles, runtime=ClientId(body.runtime))
+
+
+def _named_subject(body: SessionIn) -> SubjectId:
+    if body.subject is None:
+        raise invalid_field("subject", "is missing")
+    return SubjectId(body.subject)
+
+
+def _actor_of(identity: VerifiedIdentity, request: Request) -> Actor:
+    return Actor(f"{identity.issuer}:{identity.subject}", request_id(request), is_a_client=False)

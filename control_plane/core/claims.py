@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from control_plane.contract.caller import SubjectId, TenantId
 from control_plane.core.names import PRINTABLE, TENANT_ID
@@ -46,14 +46,14 @@ _Printable = Annotated[str, StringConstraints(pattern=PRINTABLE)]
 _Value = Annotated[str, StringConstraints(min_length=1, max_length=MAX_VALUE_CHARACTERS)]
 _Expected = Annotated[str, StringConstraints(min_length=1, max_length=255)] | bool | int
 
-_STRICT: Final = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+_CLOSED: Final = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRule:
     """Whose token it is: always the same tenant's (`fixed`), or what a claim says, through a pattern and a map."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = _CLOSED
 
     fixed: _Tenant | None = None
     claim: ClaimPath | None = None
@@ -72,7 +72,7 @@ class TenantRule:
 class SubjectRule:
     """Who it is. `prefix` keeps the subjects of two issuers of one tenant apart."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = _CLOSED
 
     claim: ClaimPath = "sub"
     pattern: PatternText | None = None
@@ -87,7 +87,7 @@ class SubjectRule:
 class RolesRule:
     """Roles within the tenant, for grants by role. Without a map a value is a role as it stands."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = _CLOSED
 
     claim: ClaimPath
     map: dict[_Value, list[_Printable]] | None = None
@@ -98,9 +98,9 @@ class RolesRule:
 
 @dataclass(frozen=True, slots=True)
 class AdminEntry:
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = _CLOSED
 
-    role: Annotated[Role, Field(strict=False)]
+    role: Role
     tenant: _Tenant | None = None
     """Of a tenant's role: which. None: the token's own tenant."""
 
@@ -113,7 +113,7 @@ class AdminEntry:
 class AdminRule:
     """Roles in the administrators' API. Only what the map names."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = _CLOSED
 
     claim: ClaimPath
     map: dict[_Value, AdminEntry]
@@ -126,7 +126,7 @@ class AdminRule:
 class ClaimsTable:
     """What is made of an issuer's claims. Raises `ValueError` where it says nothing."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = _CLOSED
 
     subject: SubjectRule | None = None
     tenant: TenantRule | None = None
@@ -154,9 +154,23 @@ class ClaimsTable:
         return frozenset(_steps(path)[0] for path in (*paths, *self.require)) | frozenset(self.ignore)
 
 
+_TABLE: Final = TypeAdapter(ClaimsTable)
+
+
 def _require_meaning(mapping: Mapping[str, Any] | None) -> None:
     if mapping is not None and not mapping:
         raise ValueError("an empty 'map' lets nothing through; leave it out or fill it")
+
+
+def table_to_json(table: ClaimsTable) -> dict[str, Any]:
+    """Without what is absent."""
+    shown: dict[str, Any] = _TABLE.dump_python(table, mode="json", exclude_none=True)
+    return shown
+
+
+def first_step(path: str | None) -> str | None:
+    """The claim in which a path begins."""
+    return _steps(path)[0] if path is not None else None
 
 
 def unknown_claims(payload: Mapping[str, Any], table: ClaimsTable) -> list[str]:

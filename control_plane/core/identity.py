@@ -13,11 +13,13 @@ from typing import Any
 
 from control_plane.contract.caller import SubjectId, TenantId
 from control_plane.core.claims import (
+    REGISTERED,
     ClaimsTable,
     admin_roles,
     derived_roles,
     derived_subject,
     derived_tenant,
+    first_step,
     require_claims,
     unknown_claims,
 )
@@ -32,6 +34,7 @@ from control_plane.core.tokens import (
     check_signature,
     check_times,
     moment,
+    trust_domain_of,
 )
 
 
@@ -126,6 +129,29 @@ class VerifiedIdentity:
     """Who acts for the subject already (RFC 8693 §4.1)."""
     may_act: Mapping[str, Any] | None
     """Who may (RFC 8693 §4.4)."""
+
+
+def is_trust_domain(text: str) -> bool:
+    return trust_domain_of(text) == text
+
+
+def explain(token: UnverifiedToken, issuer: TrustedIssuer) -> list[tuple[str, str]]:
+    """Each claim of the token and what becomes of it, for whoever sets up an issuer."""
+    table = issuer.claims
+    rules = {"subject": table.subject, "tenant": table.tenant, "roles": table.roles, "admin roles": table.admin}
+    found = []
+    for claim in sorted(token.payload):
+        made_of_it = [what for what, rule in rules.items() if rule is not None and first_step(rule.claim) == claim]
+        made_of_it += ["a required value" for path in table.require if first_step(path) == claim]
+        if made_of_it:
+            found.append((claim, f"gives {', '.join(made_of_it)}"))
+        elif claim in REGISTERED:
+            found.append((claim, "checked for every issuer"))
+        elif claim in table.ignore:
+            found.append((claim, "known and ignored"))
+        else:
+            found.append((claim, f"not in the table: {issuer.unknown_claims.value}"))
+    return found
 
 
 def precheck(token: UnverifiedToken, issuer: TrustedIssuer, *, use: Use, audiences: Sequence[str], now: float) -> None:

@@ -23,6 +23,9 @@ CLOCK_SKEW_SECONDS: Final = 30
 PROXY_AUDIENCE: Final = "coatcheck-proxy"
 """Who a workload's token for the egress proxy is for. Such a token is no proof towards the control plane."""
 
+OWN_TYP_PREFIX: Final = "coatcheck-"
+"""Of the types of our own tokens: no issuer's token has one."""
+
 _FOREIGN_KEYS: Final = ("jku", "jwk", "x5u", "x5c")
 _MAX_KEY_ID: Final = 512
 
@@ -63,8 +66,7 @@ class UnverifiedToken:
     def trust_domain(self) -> str | None:
         """`spiffe://<trust domain>` of its subject."""
         subject = self.payload.get("sub")
-        found = _SPIFFE_ID.fullmatch(subject) if isinstance(subject, str) else None
-        return found[1] if found else None
+        return trust_domain_of(subject) if isinstance(subject, str) else None
 
     @property
     def key_id(self) -> str | None:
@@ -73,6 +75,12 @@ class UnverifiedToken:
 
 
 _SPIFFE_ID: Final = re.compile(r"(spiffe://[a-z0-9._-]{1,255})(?:/[A-Za-z0-9._-]+)*")
+
+
+def trust_domain_of(spiffe_id: str) -> str | None:
+    """`spiffe://<trust domain>`; None for what is no SPIFFE id (SPIFFE ID §2)."""
+    found = _SPIFFE_ID.fullmatch(spiffe_id)
+    return found[1] if found else None
 
 
 def read(text: str) -> UnverifiedToken:

@@ -37,7 +37,7 @@ from control_plane.versions import Versions
 
 PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
 ACME, RUNTIME = TenantId("acme"), ClientId("acme-runtime")
-OPERATOR = Actor("administrator", "req_test", administers=True)
+OPERATOR = Actor("administrator", "req_test", is_a_client=False)
 DESTINATION = parse_destination("https://api.example.com")
 OLD, NEW, NEWER = "old-secret-0123456789", "new-secret-0123456789", "newer-secret-012345678"
 NAME = "example"
