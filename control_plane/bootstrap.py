@@ -27,7 +27,6 @@ from control_plane import logs
 from control_plane.access import Access
 from control_plane.adapters.jwks import FetchedKeys
 from control_plane.adapters.keyring import read_kek_files
-from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
@@ -56,12 +55,13 @@ from control_plane.issuance import Issuance
 from control_plane.issuers import IssuerKeeper
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
-from control_plane.ports import Clock, Entropy, Outbound
+from control_plane.ports import Clock, Entropy, Outbound, Wake
 from control_plane.registry import Registry
 from control_plane.resolution import Resolution
 from control_plane.rotation import ROUND_SECONDS as ROTATION_SECONDS
 from control_plane.rotation import RotationKeeper
 from control_plane.sessions import Sessions
+from control_plane.sharing import Hints, shared
 from control_plane.trail import Actor, Trail
 from control_plane.upkeep import ROUND_SECONDS, Chore, Upkeep, keep_up
 from control_plane.versions import Versions
@@ -92,12 +92,11 @@ async def running(
         logs.configure_own(settings.log_level)
     with armed(at_fault_point), _listening_socket(settings.listen) as listener:
         url, outbound = _own_url(settings, listener), _outbound(settings, listener)
-        wake = LocalWake()
-        async with opened(settings) as database:
-            app, chores = await _assembled(settings, database, wake, outbound, url, clock=clock, entropy=entropy)
+        async with opened(settings) as database, shared(settings, database) as hints:
+            app, chores = await _assembled(settings, database, hints, outbound, url, clock=clock, entropy=entropy)
             async with (
                 _upkept(chores),
-                _serving(_uvicorn_config(app, settings), listener, wake),
+                _serving(_uvicorn_config(app, settings), listener, hints.wake),
             ):
                 yield RunningControlPlane(url)
 
@@ -126,7 +125,7 @@ async def migrate(settings: DatabaseSettings) -> None:
 async def _assembled(
     settings: Settings,
     database: Database,
-    wake: LocalWake,
+    hints: Hints,
     outbound: Outbound,
     url: str,
     *,
@@ -139,7 +138,7 @@ async def _assembled(
     clients = read_clients_file(settings.clients_file) if settings.clients_file else None
     issuer = settings.issuer_url or url
     # (2) The store.
-    store, trail = SqlStore(database, wake), Trail(clock, entropy)
+    store, trail = SqlStore(database, hints.wake), Trail(clock, entropy)
     registry = Registry(store, trail, clock=clock, entropy=entropy)
     if clients is not None:
         await registry.reconcile(clients, by=Actor("settings", "start"))
@@ -188,7 +187,7 @@ async def _assembled(
         resolution=Resolution(store, custody, clock=clock),
         own_keys=own_keys,
         store=store,
-        wake=wake,
+        wake=hints.wake,
         rotations=rotations,
         clock=clock,
     )
@@ -287,7 +286,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _serving(config: uvicorn.Config, listener: socket.socket, wake: LocalWake) -> AsyncIterator[None]:
+async def _serving(config: uvicorn.Config, listener: socket.socket, wake: Wake) -> AsyncIterator[None]:
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="control plane http")
     try:

@@ -55,8 +55,8 @@ def read_clients_file(path: Path) -> list[FileClient]:
     return [_file_client(entry, path.parent) for entry in entries]
 
 
-def read_secret_file(path: Path) -> Secret:
-    """One secret of ours from a file of its own. Raises `ClientsFileError`."""
+def read_secret_file(path: Path, *, min_characters: int = MIN_SECRET_CHARACTERS) -> Secret:
+    """One secret from a file of its own; of ours, unless told otherwise. Raises `ClientsFileError`."""
     try:
         require_private(path)
         secret = Secret.submitted(path.read_text("utf-8"))
@@ -64,8 +64,8 @@ def read_secret_file(path: Path) -> Secret:
         raise ClientsFileError(f"{path}: {error}") from None
     except (OSError, UnicodeDecodeError):
         raise ClientsFileError(f"cannot read {path}") from None
-    if len(secret.reveal()) < MIN_SECRET_CHARACTERS:
-        raise ClientsFileError(f"{path}: the secret is shorter than {MIN_SECRET_CHARACTERS} characters")
+    if len(secret.reveal()) < min_characters:
+        raise ClientsFileError(f"{path}: the secret is shorter than {min_characters} characters")
     return secret
 
 

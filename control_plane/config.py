@@ -92,6 +92,12 @@ class Settings(DatabaseSettings):
     """URL of the proxy's reverse listener, put in `base_url`."""
     session_seconds: PositiveInt = 43_200
     placeholder_ttl_seconds: PositiveInt = 900
+    redis_url: str = ""
+    """`redis://host:port/0` or `rediss://…`: Redis or Valkey, for what replicas share. Empty: one process shares with
+    itself."""
+    redis_password_file: Path | None = None
+    redis_ca_file: Path | None = None
+    """What signed its certificate, instead of the system's roots."""
     outbound_allow: Annotated[tuple[str, ...], NoDecode] = ()
     """`host[:port]`, separated by commas: what the control plane may fetch from although its address is a private one.
     Without a port it is 443."""
@@ -108,6 +114,26 @@ class Settings(DatabaseSettings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _of_redis(cls, value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if value and (scheme not in ("redis", "rediss") or not rest):
+            raise ValueError(f"{PREFIX}REDIS_URL is redis://host:port/0 or, with TLS, rediss://host:port/0")
+        userinfo, at, _ = rest.partition("/")[0].rpartition("@")
+        if at and ":" in userinfo:
+            raise ValueError(f"{PREFIX}REDIS_URL holds no password: it is in a file, {PREFIX}REDIS_PASSWORD_FILE")
+        return value
+
+    @model_validator(mode="after")
+    def _of_the_url(self) -> Self:
+        for name, value in (("PASSWORD", self.redis_password_file), ("CA", self.redis_ca_file)):
+            if value is not None and not self.redis_url:
+                raise ValueError(f"{PREFIX}REDIS_{name}_FILE goes with {PREFIX}REDIS_URL")
+        if self.redis_ca_file is not None and not self.redis_url.startswith("rediss:"):
+            raise ValueError(f"{PREFIX}REDIS_CA_FILE is for TLS: {PREFIX}REDIS_URL then begins with rediss://")
+        return self
 
     @field_validator("outbound_allow")
     @classmethod

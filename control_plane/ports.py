@@ -415,3 +415,37 @@ class Wake(Protocol):
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...
+
+
+class Turns(Protocol):
+    """Single flight: of those who want to do the same thing at once, on whatever replica, one does it first.
+
+    A hint like `Wake`: two may be inside at the same time, where what keeps the turns is away or lies. What must not
+    happen twice is kept by the database (a fence, a unique row); this only spares the second one the work.
+    """
+
+    def turn(self, key: str, *, tenant: TenantId | None, seconds: float) -> AbstractAsyncContextManager[None]:
+        """Waits for whoever is inside, for at most that long, and goes in. Look again, then, whether it is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a count says to one who wants some of it."""
+
+    allowed: bool
+    retry_after_seconds: float
+    """0 where it is allowed."""
+
+
+class Rates(Protocol):
+    """How often something happens, over all replicas; of each by itself where what they share is away."""
+
+    async def take(
+        self, key: str, *, tenant: TenantId, limit: float, window_seconds: float, amount: float = 1.0
+    ) -> Taken:
+        """Takes `amount` of the `limit` that each window has, spread evenly, a whole window's worth at once at most.
+
+        What is refused is not counted. More than the limit at once is never allowed.
+        """
+        ...

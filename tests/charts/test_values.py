@@ -44,6 +44,7 @@ NOT_ON_KUBERNETES = {"PLAINTEXT_LISTENER", "MIGRATION_DATABASE_URL", "MIGRATION_
         ({"networkPolicy": {"metadataAddresses": []}}, "metadataAddresses"),
         ({"controlPlane": {"kek": {"keys": []}}}, "keys"),
         ({"controlPlane": {"database": {"kind": "mysql"}}}, "kind"),
+        ({"controlPlane": {"redis": {"url": "redis://user:password@host"}}}, "url"),
         ({"controlPlane": {"issuerUrl": "http://tickets.example.test"}}, "issuerUrl"),
         ({"controlPlane": {"clients": {"registered": [{"id": "x", "kind": "root", "scopes": []}]}}}, "kind"),
         ({"image": {"digest": "latest"}}, "digest"),

@@ -39,7 +39,7 @@ def postgresql() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="coatcheck-pg-"))
     user = _ordinary_user()
     try:
-        data, port = folder / "data", _free_port()
+        data, port = folder / "data", free_port()
         _prepare(folder, user)
         (folder / "password").write_text(PASSWORD)
         _run(
@@ -129,7 +129,7 @@ def _run(user: dict[str, object], *command: object) -> None:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -243,9 +243,32 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_clients_file(file)
 
 
-@pytest.mark.guards("control_plane/clients_file.py", "if len(secret.reveal()) < MIN_SECRET_CHARACTERS:", "if False:")
+@pytest.mark.guards("control_plane/clients_file.py", "if len(secret.reveal()) < min_characters:", "if False:")
 def test_a_short_secret_is_refused_and_not_quoted(tmp_path: Path) -> None:
     with pytest.raises(ClientsFileError, match="shorter than 32") as error:
         read_clients_file(clients_file(tmp_path, [GOOD], secret="guessable"))
 
     assert "guessable" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["redis://host:6379/0", "rediss://host/1", "redis://user@host", ""])
+def test_a_url_of_redis_is_taken(url: str, tmp_path: Path) -> None:
+    Settings(database_url="sqlite+aiosqlite:////x", kek_files=(tmp_path,), redis_url=url)
+
+
+@pytest.mark.parametrize("url", ["http://host", "host:6379", "redis://", "redis://user:password@host", "unix:///x"])
+def test_another_url_is_refused_without_repeating_it(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="COATCHECK_CONTROL_PLANE_REDIS_URL") as refused:
+        Settings(database_url="sqlite+aiosqlite:////x", kek_files=(tmp_path,), redis_url=url)
+
+    assert "password@" not in str(refused.value)
+
+
+def test_files_for_redis_go_with_its_url(tmp_path: Path) -> None:
+    for fields in (
+        {"redis_password_file": tmp_path},
+        {"redis_ca_file": tmp_path},
+        {"redis_ca_file": tmp_path, "redis_url": "redis://host"},
+    ):
+        with pytest.raises(ValidationError, match="REDIS_URL"):
+            Settings(database_url="sqlite+aiosqlite:////x", kek_files=(tmp_path,), **fields)
