@@ -6,7 +6,7 @@ runtime's secret go to nobody else. Proxies and CA variables of the shell are ig
 loopback.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -155,6 +155,34 @@ class ControlPlane:
     def audit_of_request(self, request_id: str) -> list[Json]:
         return self._items("/v1/audit", request_id=request_id)
 
+    def audit_chains(self) -> list[Json]:
+        """Every chain of the trail; `tenant` is None for the one of the events of no tenant."""
+        return self._items("/v1/audit/chains")
+
+    def audit_head(self, tenant: str | None) -> Json:
+        return self._ask("GET", f"{_trail(tenant)}/head")
+
+    def audit_keys(self) -> Json:
+        """The public keys that sign heads."""
+        return self._ask("GET", "/.well-known/coatcheck-audit-keys.json", expected=("keys",))
+
+    def audit_export(self, tenant: str | None, *, after: int = 0) -> Iterator[str]:
+        """One chain's export, line by line. Raises `CommandError` where it breaks off."""
+        url = self._where() + f"{_trail(tenant)}/export"
+        timeout = httpx.Timeout(TIMEOUT_SECONDS, read=60.0)
+        try:
+            with self._http.stream(
+                "GET", url, params={"after": after}, headers=self._admin, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refused(response)
+                yield from response.iter_lines()
+        except httpx.HTTPError:
+            raise CommandError(
+                "the export broke off", "resume it with --after and the last position you have"
+            ) from None
+
     # --- sessions and exchange --------------------------------------------------------------------------------------
 
     def open_session(self, subject: str) -> Json:
@@ -269,6 +297,10 @@ def _refused(response: httpx.Response) -> RefusedCommandError:
     return RefusedCommandError(
         f"{detail.rstrip('.')} ({code})", hint.rstrip("."), code=code, status=response.status_code
     )
+
+
+def _trail(tenant: str | None) -> str:
+    return "/v1/audit" if tenant is None else f"/v1/tenants/{_segment(tenant)}/audit"
 
 
 def _segment(name: str) -> str:

@@ -32,12 +32,16 @@ from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.api.admin import AdminApi
 from control_plane.api.app import build_app
+from control_plane.api.audit import AuditApi
 from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
 from control_plane.api.issuers import IssuersApi
 from control_plane.api.oauth import OAuthApi
 from control_plane.api.sessions import SessionsApi
 from control_plane.api.wellknown import WellKnownApi
+from control_plane.audit_keys import AuditKeys
+from control_plane.chaining import RETENTION_SECONDS, Chaining
+from control_plane.chaining import ROUND_SECONDS as CHAINING_SECONDS
 from control_plane.clients_file import read_clients_file, read_secret_file
 from control_plane.config import DatabaseSettings, Settings
 from control_plane.contract.destination import split_authority
@@ -63,6 +67,7 @@ from control_plane.rotation import RotationKeeper
 from control_plane.sessions import Sessions
 from control_plane.sharing import Hints, shared
 from control_plane.trail import Actor, Trail
+from control_plane.trail_export import TrailExport
 from control_plane.upkeep import ROUND_SECONDS, Chore, Upkeep, keep_up
 from control_plane.versions import Versions
 
@@ -146,6 +151,7 @@ async def _assembled(
     own_keys = OwnKeyring(store, custody, clock=clock, entropy=entropy)
     with contextlib.suppress(RefusedError):
         await own_keys.rings()
+    audit_keys = AuditKeys(store, custody, clock=clock, entropy=entropy)
     # (4) The use cases.
     identification = Identification(store, FetchedKeys(outbound, clock=clock), clock=clock, own_issuer=issuer)
     access = Access(store, identification, admin_token=admin_token)
@@ -192,6 +198,7 @@ async def _assembled(
         clock=clock,
     )
     issuers = IssuerKeeper(store, identification, trail, clock=clock, own_issuer=issuer)
+    audit = AuditApi(access, TrailExport(store), audit_keys, store)
     routers = [  # looked through in this order: what requests wait for first
         internal.router(),
         OAuthApi(access, exchange).router(),
@@ -199,12 +206,17 @@ async def _assembled(
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
         IssuersApi(access, issuers).router(),
+        audit.router(),
+        audit.public_router(),
     ]
     app = build_app(
         routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))
     )
     # (6) What is done without anybody asking.
+    chaining = Chaining(store, audit_keys, trail, clock=clock, retention_days=settings.audit_retention_days)
     chores = [
+        Chore("audit_chain", CHAINING_SECONDS, chaining.once),
+        Chore("audit_retention", RETENTION_SECONDS, chaining.forget),
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),
     ]

@@ -103,6 +103,8 @@ class Settings(DatabaseSettings):
     Without a port it is 443."""
     outbound_ca_files: Annotated[tuple[Path, ...], NoDecode] = ()
     """Certificate authorities of what it fetches from, beside the system's. In the environment separated by commas."""
+    audit_retention_days: PositiveInt | None = None
+    """After so many days events leave the audit trail, and a signed anchor stays. None: they stay."""
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     plaintext_listener: Literal["", "accepted-risk"] = ""

@@ -195,7 +195,7 @@ class CredentialKeeper:
             credential=credential.name,
             version=credential.current_version,
         )
-        await records.audit.append([event])
+        await self._trail.record(records, [event])
 
 
 async def require_tenant(records: Records, tenant: TenantId) -> None:

@@ -242,7 +242,7 @@ class Exchange:
             return
         async with self._store.write(TenantScope(token.tenant)) as records:
             await revoke_tokens(records, [token], at=self._clock())
-            await records.audit.append([self._token_event(f"{token.kind.value}.revoke", token, by)])
+            await self._trail.record(records, [self._token_event(f"{token.kind.value}.revoke", token, by)])
 
     def _granted(self, action: str, issued: Issued, by: Actor) -> AuditEvent:
         return self._token_event(action, issued.token, by, credential=issued.credential.name)

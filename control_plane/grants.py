@@ -112,7 +112,7 @@ class GrantKeeper:
             credential=credential_name,
             detail=f"role {grant.role}" if grant.role is not None else "",
         )
-        await records.audit.append([event])
+        await self._trail.record(records, [event])
 
 
 class AllowRuleKeeper:
@@ -165,7 +165,7 @@ class AllowRuleKeeper:
         await records.outbox.append([change], self._clock())
         detail = rule.host if rule.port is None else f"{rule.host}:{rule.port}"
         event = self._trail.event(action, by=by, tenant=rule.tenant, session=rule.session, detail=detail)
-        await records.audit.append([event])
+        await self._trail.record(records, [event])
 
 
 async def _no_longer_granted(records: Records, gone: Grant, now: float) -> list[Token]:

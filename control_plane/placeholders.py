@@ -77,7 +77,7 @@ class PlaceholderKeeper:
                 raise RefusedError(PLACEHOLDER_NOT_FOUND)
             if token.revoked_at is None:
                 await revoke_tokens(records, [token], at=self._clock())
-                await records.audit.append([self._event(f"{token.kind.value}.revoke", token, by, None)])
+                await self._trail.record(records, [self._event(f"{token.kind.value}.revoke", token, by, None)])
 
     async def _client(self, records: Records, tenant: TenantId, named: ClientId | None) -> ClientId:
         if named is not None:

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.wire import AuditEvent
+from control_plane.core.chain import Anchor, Head
 from control_plane.core.identity import KeySource, TrustedIssuer
 from control_plane.core.jwk import VerificationKey
 from control_plane.core.records import (
@@ -255,9 +256,75 @@ class Audit(Protocol):
         """Events whose id is already there are left out."""
         ...
 
+    async def append_if_possible(self, events: Sequence[AuditEvent]) -> bool:
+        """For what must be done even where the trail cannot take it: False then, and the transaction goes on."""
+        ...
+
     async def after(
         self, sequence: int, *, limit: int, request_id: str | None
     ) -> Sequence[tuple[int, dict[str, object]]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event as it stands in the store."""
+
+    record: dict[str, Any]
+    differs: tuple[str, ...] = ()
+    """Columns beside the record that say something else than it does: somebody edited one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnchainedEvent:
+    """An event that waits to be linked. `stored` is None where it is gone already."""
+
+    sequence: int
+    tenant: str | None
+    stored: StoredEvent | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnchainedTail:
+    events: int
+    oldest_at: float | None
+
+
+class AuditChain(Protocol):
+    """The trail's chains, one a tenant and one (None) of the events of no tenant."""
+
+    async def lease(self) -> bool:
+        """Whether this transaction is the one that links: at most one at a time."""
+        ...
+
+    async def unchained(self, limit: int) -> Sequence[UnchainedEvent]: ...
+    async def tail(self) -> UnchainedTail: ...
+    async def add(self, head: Head, sequences: Sequence[int]) -> None:
+        """Raises `TakenError` where another has linked meanwhile."""
+        ...
+
+    async def last(self, tenant: str | None) -> Head | Anchor | None: ...
+    async def anchor(self, tenant: str | None) -> Anchor | None: ...
+    async def heads(self, tenant: str | None, *, after_number: int, limit: int) -> Sequence[Head]: ...
+    async def head_through(self, tenant: str | None, position: int) -> Head | None:
+        """The newest head whose events all stand at `position` or before it."""
+        ...
+
+    async def events_of(self, head: Head) -> Sequence[StoredEvent | None]:
+        """In their order; None for one that is gone."""
+        ...
+
+    async def unchained_of(self, tenant: str | None, *, limit: int) -> Sequence[StoredEvent | None]: ...
+    async def tenants(self) -> Sequence[str | None]:
+        """Whoever has a chain."""
+        ...
+
+    async def oldest(self, *, before: float, limit: int) -> Sequence[Head]:
+        """Heads from before that moment, those of a chain together and in their order."""
+        ...
+
+    async def forget(self, heads: Sequence[Head], anchor: Anchor) -> int:
+        """Removes these, the first that their chain has, with their events; how many events."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +390,8 @@ class Records(Protocol):
     def outbox(self) -> Outbox: ...
     @property
     def audit(self) -> Audit: ...
+    @property
+    def chain(self) -> AuditChain: ...
     @property
     def hot(self) -> HotReads: ...
 

@@ -79,7 +79,7 @@ class Registry:
             await require_tenant(records, tenant)
             await records.tenants.remove(tenant)
             await records.outbox.append([Change(ChangeKind.TENANT, tenant, tenant, revoked=True)], self._clock())
-            await records.audit.append([self._trail.event("tenant.delete", by=by, tenant=tenant)])
+            await self._trail.record(records, [self._trail.event("tenant.delete", by=by, tenant=tenant)])
 
     async def add_client(self, new: NewClient, *, by: Actor) -> tuple[Client, Secret]:
         """The client and its secret, which is not kept. Raises `RefusedError(invalid_field)`."""
@@ -137,7 +137,7 @@ class Registry:
     async def _removed(self, records: Records, client: Client, by: Actor) -> None:
         await self._dispossessed(records, client, by)
         await records.clients.remove(client.id)
-        await records.audit.append([self._client_event("client.delete", client, by)])
+        await self._trail.record(records, [self._client_event("client.delete", client, by)])
 
     async def _dispossessed(self, records: Records, client: Client, by: Actor) -> None:
         """Nothing that a client held is the next one's of its name: neither its tokens nor its sessions."""
@@ -146,7 +146,7 @@ class Registry:
         await end_sessions(records, sessions, at=now)
         await revoke_tokens(records, await records.tokens.usable_without_session(client.id, now), at=now)
         await records.tokens.revoke_of_client(client.id, now)
-        await records.audit.append([self._session_event(session, by) for session in sessions])
+        await self._trail.record(records, [self._session_event(session, by) for session in sessions])
 
     def _session_event(self, session: Session, by: Actor) -> AuditEvent:
         return self._trail.event(

@@ -352,7 +352,7 @@ class RotationKeeper:
             version=rotation.new_version if rotation is not None else credential.current_version,
             detail=_in_words(rotation),
         )
-        await records.audit.append([event])
+        await self._trail.record(records, [event])
 
 
 def authentication_errors(credential: Credential) -> frozenset[int]:

@@ -135,7 +135,7 @@ class Sessions:
             if current is None or current.ended_at is not None:
                 return
             await end_sessions(records, [current], at=self._clock())
-            await records.audit.append([self._event("session.end", current, by)])
+            await self._trail.record(records, [self._event("session.end", current, by)])
 
     def _event(self, action: str, session: Session, by: Actor) -> AuditEvent:
         return self._trail.event(action, by=by, tenant=session.tenant, subject=session.subject, session=session.id)

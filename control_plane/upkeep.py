@@ -34,7 +34,7 @@ class Chore:
 
     name: str
     every_seconds: float
-    once: Callable[[], Awaitable[None]]
+    once: Callable[[], Awaitable[object]]
 
     async def run(self) -> None:
         """Round after round, for ever."""

@@ -14,8 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.errors import INTERNAL_ERROR, answer, refusal_of_status
-from control_plane.contract.headers import REQUEST_ID_HEADER
+from control_plane.contract.headers import AUDIT_HEADER, REQUEST_ID_HEADER
 from control_plane.contract.placeholder import redact
+from control_plane.trail import noticing_unrecorded
 
 MAX_HEAD_BYTES: Final = 128 * 1024
 MAX_TARGET_BYTES: Final = 8 * 1024
@@ -40,7 +41,8 @@ class Edge:
             if (status := _oversized(scope)) is not None:
                 await _refuse(status, scope, receive, outgoing, request_id)
             else:
-                await self._app(scope, _limited(receive, _body_limit(scope)), outgoing)
+                with noticing_unrecorded() as outgoing.unrecorded:
+                    await self._app(scope, _limited(receive, _body_limit(scope)), outgoing)
         except Exception as error:
             _log.error("internal_error", request_id=request_id, error=type(error).__name__, at=_where(error))
             if outgoing.status is None:
@@ -67,11 +69,15 @@ class _Outgoing:
             (b"x-content-type-options", b"nosniff"),
         ]
         self.status: int | None = None
+        self.unrecorded: list[str] = []
+        """What was done although the audit trail could not take it."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+            if self.unrecorded:
+                message["headers"].append((AUDIT_HEADER.lower().encode(), b"unavailable"))
         await self._send(message)
 
 

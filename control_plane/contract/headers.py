@@ -5,6 +5,8 @@ from typing import Final
 SUBJECT_HEADER: Final = "X-SH-Subject"
 REFUSAL_HEADER: Final = "Coatcheck-Refusal"
 REQUEST_ID_HEADER: Final = "Coatcheck-Request-Id"
+AUDIT_HEADER: Final = "Coatcheck-Audit"
+"""`unavailable`: it was done, and the audit trail could not take it yet."""
 SHOULD_RETRY_HEADER: Final = "x-should-retry"
 OWN_HEADER_PREFIX: Final = "coatcheck-"
 """No header with this prefix comes in from an upstream or goes out to one."""

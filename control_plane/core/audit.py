@@ -32,6 +32,7 @@ _LIMITS: Final = {
     "listener": MAX_TEXT,
     "proxy": MAX_TEXT,
 }
+_OUR_OWN: Final = "the trail could not take them"
 _CONTROLS: Final = dict.fromkeys((*range(32), 127), "�")
 
 
@@ -69,8 +70,9 @@ def gap(*, event_id: str, at: float, request_id: str, proxy: str, dropped: int) 
         at=at,
         request_id=request_id,
         action="gap",
-        proxy=proxy,
-        detail=f"{dropped} events were lost before this point: the proxy's spool was full",
+        proxy=proxy or None,
+        detail=f"{dropped} events were lost before this point: "
+        + ("the proxy's spool was full" if proxy else _OUR_OWN),
         extra={"dropped": str(dropped)},
     )
 

@@ -213,6 +213,8 @@ class KeyPurpose(StrEnum):
     """Ed25519, signs session tokens."""
     TAG = "tag"
     """HMAC key of placeholder tags."""
+    AUDIT = "audit"
+    """Ed25519, signs the heads of the audit trail's chains and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

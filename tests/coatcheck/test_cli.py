@@ -130,7 +130,7 @@ def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> No
         "credential add", "credential list", "credential show", "credential rotate", "credential delete",
         "grant add", "grant list", "grant delete", "allow add", "allow list", "allow delete", "exchange",
         "placeholder list", "placeholder issue", "placeholder revoke", "run", "audit tail", "audit export",
-        "audit verify", "why", "ca export", "doctor", "demo",
+        "audit verify", "audit head", "audit keys", "why", "ca export", "doctor", "demo",
     ):  # fmt: skip
         assert run_command([*command.split(), "--help"]) == 0, command
 

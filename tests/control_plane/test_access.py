@@ -14,7 +14,14 @@ from tests.control_plane.conftest import OwnControlPlane
 from tests.control_plane.serving import ADMIN_TOKEN, PROXY, ControlPlane
 from tests.control_plane.workspace import GRANT_TYPE, Workspace
 
-OPEN = {"/healthz", "/readyz", "/.well-known/jwks.json", "/.well-known/oauth-authorization-server", "/openapi.json"}
+OPEN = {
+    "/healthz",
+    "/readyz",
+    "/.well-known/jwks.json",
+    "/.well-known/coatcheck-audit-keys.json",
+    "/.well-known/oauth-authorization-server",
+    "/openapi.json",
+}
 INTERNAL = [("POST", "/internal/resolve"), ("GET", "/internal/tag-keys"), ("POST", "/internal/audit")]
 OAUTH = [("POST", "/oauth/token"), ("POST", "/oauth/revoke")]
 SESSIONS = {"/v1/sessions", "/v1/sessions/{session}", "/v1/sessions/{session}/token"}

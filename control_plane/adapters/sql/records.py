@@ -3,6 +3,7 @@
 A new topic has its repository in a file of its own, made of `repositories.Transaction`, and its line here.
 """
 
+from control_plane.adapters.sql.chain import SqlAuditChain
 from control_plane.adapters.sql.issuers import SqlIssuers, SqlUsedAssertions
 from control_plane.adapters.sql.repositories import (
     SqlAllowRules,
@@ -40,4 +41,5 @@ class SqlRecords:
         self.used_assertions = SqlUsedAssertions(tx)
         self.outbox = SqlOutbox(tx)
         self.audit = SqlAudit(tx)
+        self.chain = SqlAuditChain(tx)
         self.hot = SqlHotReads(tx)

@@ -4,7 +4,8 @@ Rule: every statement passes through the scope. `mine` adds the tenant to each c
 of another tenant before it is written; there is no statement on a tenant's table without one of the two.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy import (
@@ -28,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.adapters.sql.rotations import ROTATIONS, is_running
@@ -49,6 +50,7 @@ from control_plane.adapters.sql.tables import (
     TokenRow,
 )
 from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import AuditEvent
 from control_plane.core.audit import event_to_json
 from control_plane.core.records import (
@@ -157,6 +159,14 @@ class Transaction:
         self._require_writing()
         if parameters:
             await self._connection.execute(statement, list(parameters))
+
+    @asynccontextmanager
+    async def apart(self) -> AsyncIterator[None]:
+        """What fails in here leaves the rest of the transaction as it is."""
+        self._require_writing()
+        assert isinstance(self._connection, AsyncConnection)
+        async with self._connection.begin_nested():
+            yield
 
     def insert_once(self, table: Table, *, by: str) -> Any:
         """An insert that leaves out rows whose `by` is already there."""
@@ -551,6 +561,14 @@ class SqlOutbox:
         return await self._tx.change(delete(OUTBOX).where(OUTBOX.c.sequence.in_(some)))
 
 
+AUDIT_UNAVAILABLE = Refusal(
+    RefusalCode.AUDIT_UNAVAILABLE,
+    "the audit trail takes no event, and nothing is issued that it does not have",
+    "an operator looks at the database: the log names the error",
+    retry_after_seconds=5,
+)
+
+
 class SqlAudit:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
@@ -560,6 +578,22 @@ class SqlAudit:
             return
         for event in events:
             self._tx.require_mine(TenantId(event.tenant) if event.tenant is not None else None)
+        try:
+            await self._insert(events)
+        except (SQLAlchemyError, TakenError) as error:
+            if isinstance(error, DBAPIError) and error.connection_invalidated:
+                raise  # the database is away, the trail with it
+            raise RefusedError(AUDIT_UNAVAILABLE) from error
+
+    async def append_if_possible(self, events: Sequence[AuditEvent]) -> bool:
+        try:
+            async with self._tx.apart():
+                await self.append(events)
+        except RefusedError:
+            return False
+        return True
+
+    async def _insert(self, events: Sequence[AuditEvent]) -> None:
         await self._tx.change(
             self._tx.insert_once(AUDIT, by="event_id"),
             [

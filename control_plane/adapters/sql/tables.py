@@ -268,6 +268,48 @@ class AuditRow(Base):
     """The whole `AuditEvent` as JSON."""
 
 
+class AuditUnchainedRow(Base):
+    """An event that is in no batch of its chain yet. Filled by a trigger with every row of `audit_events`."""
+
+    __tablename__ = "audit_unchained"
+    sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=False)
+    tenant: Mapped[str | None] = mapped_column(String(64))
+
+
+class AuditHeadRow(Base):
+    """The signed end of one batch of events (`core.chain.Head`). `trail` is the tenant, or empty for events of none."""
+
+    __tablename__ = "audit_heads"
+    __table_args__ = (Index("ix_audit_heads_trail_last", "trail", "last"),)
+    trail: Mapped[str] = mapped_column(String(64), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    tenant: Mapped[str | None] = mapped_column(String(64))
+    first: Mapped[int] = mapped_column(BigInteger)
+    last: Mapped[int] = mapped_column(BigInteger)
+    leaves: Mapped[bytes] = mapped_column(LargeBinary)
+    """32 bytes an event."""
+    sequences: Mapped[list[int]] = mapped_column(JSON)
+    """Which rows of `audit_events` they are, in their order."""
+    previous: Mapped[str] = mapped_column(String(64))
+    at: Mapped[float] = mapped_column(Float, index=True)
+    key_id: Mapped[str] = mapped_column(String(32))
+    signature: Mapped[str] = mapped_column(String(128))
+
+
+class AuditAnchorRow(Base):
+    """Stands for the beginning of a chain that retention removed (`core.chain.Anchor`)."""
+
+    __tablename__ = "audit_anchors"
+    trail: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str | None] = mapped_column(String(64))
+    number: Mapped[int] = mapped_column(BigInteger)
+    position: Mapped[int] = mapped_column(BigInteger)
+    head: Mapped[str] = mapped_column(String(64))
+    at: Mapped[float] = mapped_column(Float)
+    key_id: Mapped[str] = mapped_column(String(32))
+    signature: Mapped[str] = mapped_column(String(128))
+
+
 class MetaRow(Base):
     """Facts about this database: `epoch` (changes when sequences stop being comparable)."""
 
