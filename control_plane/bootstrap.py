@@ -28,6 +28,7 @@ from control_plane.access import Access
 from control_plane.adapters.jwks import FetchedKeys
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
+from control_plane.adapters.outbound_proxy import HttpProbeCaller
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.api.admin import AdminApi
@@ -60,6 +61,7 @@ from control_plane.issuers import IssuerKeeper
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, Entropy, Outbound, Wake
+from control_plane.probing import Prober
 from control_plane.registry import Registry
 from control_plane.resolution import Resolution
 from control_plane.rotation import ROUND_SECONDS as ROTATION_SECONDS
@@ -175,7 +177,9 @@ async def _assembled(
         placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
     )
     versions = Versions(custody, clock)
-    rotations = RotationKeeper(store, versions, trail, clock=clock, entropy=entropy)
+    probe_caller = HttpProbeCaller(proxy_base_url=settings.proxy_base_url, ca_files=settings.outbound_ca_files)
+    prober = Prober(issuance, probe_caller, entropy=entropy)
+    rotations = RotationKeeper(store, versions, prober, trail, clock=clock, entropy=entropy)
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,

@@ -68,6 +68,13 @@ class Issuance:
         self._entropy = entropy
         self._proxy_base_url = proxy_base_url.rstrip("/")
 
+    async def prepare(self) -> None:
+        """Opens the keys that minting needs, for whoever mints inside a transaction: opening them is another one.
+
+        Raises `RefusedError(credential_unavailable)`.
+        """
+        await self._own_keys.rings()
+
     async def granted(self, records: Records, mandate: Mandate, target: Target) -> Credential:
         """The credential that is meant, among those granted now. Raises `RefusedError`."""
         pairs = await records.hot.granted(

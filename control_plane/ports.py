@@ -473,6 +473,37 @@ class PublicKeys(Protocol):
         ...
 
 
+class ProbeUnansweredError(Exception):
+    """No answer came by way of the proxy. Says why, without a URL."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProbeCall:
+    """One request to our own proxy's reverse listener. Not shown: it holds a placeholder and a proxy credential."""
+
+    method: str
+    target: str
+    """`/<credential name>/…`"""
+    headers: Mapping[str, str]
+    proxy_credential: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReply:
+    status: int
+    refusal: str
+    """The proxy's own code, where it was the proxy that answered; empty where it was the upstream."""
+
+
+class ProbeCaller(Protocol):
+    """Speaks to the egress proxy that the settings name, and to nobody else: the one place that is ours and private."""
+
+    async def call(self, call: ProbeCall) -> ProbeReply:
+        """Raises `ProbeUnansweredError`."""
+        ...
+
+
 class Wake(Protocol):
     """Tells waiting event streams that the outbox grew. A hint: who misses it looks again after a heartbeat."""
 

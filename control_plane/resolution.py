@@ -10,7 +10,8 @@ from typing import assert_never
 
 import structlog
 
-from control_plane.contract.caller import Caller
+from control_plane.contract.caller import Caller, CredentialId
+from control_plane.contract.grant import GrantScope
 from control_plane.contract.refusal import RefusalCode
 from control_plane.contract.wire import (
     Answer,
@@ -26,8 +27,9 @@ from control_plane.contract.wire import (
     ResolveRequest,
     Route,
 )
-from control_plane.core.records import Credential, CredentialVersion, Grant, Session, TokenKind
-from control_plane.core.rotation import version_for
+from control_plane.core.presets import probe_of
+from control_plane.core.records import Credential, CredentialVersion, Grant, RotationPhase, Session, TokenKind
+from control_plane.core.rotation import PROBE_CLIENT, version_for
 from control_plane.custody import Custody, UnopenableError, open_secret
 from control_plane.issuance import live
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TokenFacts, UnreadableRowError
@@ -60,7 +62,7 @@ class Resolution:
 
     async def _caller(self, records: Records, sha256: str) -> Answer:
         facts = await records.hot.token_facts(sha256)
-        if facts is None or facts.token.kind is not TokenKind.PROXY_CREDENTIAL or not facts.client_registered:
+        if facts is None or facts.token.kind is not TokenKind.PROXY_CREDENTIAL or not _is_known_client(facts):
             return _unauthenticated(RefusalCode.TOKEN_INVALID)
         if facts.token.revoked_at is not None or _session_is_over(facts, self._clock()):
             return _unauthenticated(RefusalCode.TOKEN_INVALID)
@@ -69,6 +71,8 @@ class Resolution:
         return CallerFacts(caller=facts.token.caller, expires_at=facts.token.expires_at)
 
     async def _policy(self, records: Records, caller: Caller) -> Answer:
+        if caller.client == PROBE_CLIENT:
+            return await self._policy_of_probe(records, caller)
         session = await records.sessions.get(caller.session) if caller.session is not None else None
         if caller.session is not None and not _is_of(session, caller, self._clock()):
             return _unauthenticated(RefusalCode.SESSION_NOT_FOUND)
@@ -85,9 +89,24 @@ class Resolution:
         now = self._clock()
         return Policy(
             caller=caller,
-            routes=tuple(_route(credential, live(grants, now)) for credential, grants in granted if live(grants, now)),
+            routes=tuple(
+                _route(credential, tuple(grant.scope for grant in live(grants, now)))
+                for credential, grants in granted
+                if live(grants, now)
+            ),
             allow=tuple(rule.rule for rule in rules if rule.tenant == caller.tenant),
         )
+
+    async def _policy_of_probe(self, records: Records, caller: Caller) -> Answer:
+        """One route, to try one pending version with one request."""
+        credential = await records.credentials.get(CredentialId(caller.subject.partition(".")[0]))
+        rotation = await records.rotations.of(credential.id) if credential is not None else None
+        probe = probe_of(credential) if credential is not None else None
+        if credential is None or rotation is None or probe is None or credential.tenant != caller.tenant:
+            return _unauthenticated(RefusalCode.TOKEN_INVALID)
+        if rotation.phase is not RotationPhase.PROBING:
+            return _unauthenticated(RefusalCode.TOKEN_INVALID)
+        return Policy(caller=caller, routes=(_route(credential, (probe.scope,)),), allow=())
 
     async def _placeholder(self, records: Records, ask: AskPlaceholder) -> Answer:
         # (1) Known at all?
@@ -98,7 +117,7 @@ class Resolution:
         if facts is None or facts.token.kind is not TokenKind.PLACEHOLDER:
             return _UNKNOWN
         # (2) Another tenant's is unknown too, whatever else is the matter with it.
-        binding, grants = await self._binding(records, facts)
+        binding = await self._binding(records, facts)
         if facts.token.tenant != ask.caller.tenant:
             return replace(_UNKNOWN, true_code=RefusalCode.CALLER_MISMATCH, binding=binding)
         # (3) The caller is exactly the one it was issued to; an absent session matches only an absent session.
@@ -106,9 +125,9 @@ class Resolution:
             return replace(_CALLER_MISMATCH, binding=binding)
         # (4) Not taken back, neither itself nor what it hangs on.
         now = self._clock()
-        if facts.token.revoked_at is not None or _session_is_over(facts, now) or not facts.client_registered:
+        if facts.token.revoked_at is not None or _session_is_over(facts, now) or not _is_known_client(facts):
             return replace(_REVOKED, binding=binding)
-        if facts.credential is None or facts.version is None or binding is None or not live(grants, now):
+        if facts.credential is None or facts.version is None or binding is None or not binding.scopes:
             return replace(_REVOKED, binding=binding)
         # (5) Not expired.
         if now >= facts.token.expires_at:
@@ -131,13 +150,35 @@ class Resolution:
             return replace(_UNAVAILABLE, binding=binding)
         return ResolvedPlaceholder(binding=binding, secret=secret.reveal())
 
-    async def _binding(self, records: Records, facts: TokenFacts) -> tuple[Binding | None, tuple[Grant, ...]]:
+    async def _binding(self, records: Records, facts: TokenFacts) -> Binding | None:
         """What the placeholder is bound to, as it is now. None where its credential is gone."""
         credential, token = facts.credential, facts.token
         if credential is None:
-            return None, ()
-        roles = facts.session.roles if facts.session else ()
-        grants = live(
+            return None
+        version = version_for(token.subject, current=credential.current_version, rotation=facts.rotation)
+        grants = await self._grants(records, facts, credential)
+        scopes = tuple(grant.scope for grant in grants)
+        if token.client == PROBE_CLIENT:
+            version, scopes = _probed(facts, credential)
+        return Binding(
+            placeholder_id=token.id,
+            caller=token.caller,
+            credential_id=credential.id,
+            credential_name=credential.name,
+            version=version,
+            grant_ids=tuple(grant.id for grant in grants),
+            destinations=credential.destinations,
+            placements=credential.placements,
+            scopes=scopes,
+            expires_at=token.expires_at,
+            provider=credential.preset,
+            reports_replies=facts.rotation is not None and token.client != PROBE_CLIENT,
+        )
+
+    async def _grants(self, records: Records, facts: TokenFacts, credential: Credential) -> tuple[Grant, ...]:
+        """Those by which the placeholder's caller may use the credential now."""
+        token, roles = facts.token, facts.session.roles if facts.session else ()
+        return live(
             [
                 grant
                 for grant in await records.grants.of_credential(credential.id)
@@ -145,21 +186,20 @@ class Resolution:
             ],
             self._clock(),
         )
-        binding = Binding(
-            placeholder_id=token.id,
-            caller=token.caller,
-            credential_id=credential.id,
-            credential_name=credential.name,
-            version=version_for(token.subject, current=credential.current_version, rotation=facts.rotation),
-            grant_ids=tuple(grant.id for grant in grants),
-            destinations=credential.destinations,
-            placements=credential.placements,
-            scopes=tuple(grant.scope for grant in grants),
-            expires_at=token.expires_at,
-            provider=credential.preset,
-            reports_replies=facts.rotation is not None,
-        )
-        return binding, grants
+
+
+def _is_known_client(facts: TokenFacts) -> bool:
+    # Probes come from nobody that is registered: only a rotation records tokens of theirs.
+    return facts.client_registered or facts.token.client == PROBE_CLIENT
+
+
+def _probed(facts: TokenFacts, credential: Credential) -> tuple[int, tuple[GrantScope, ...]]:
+    """The version that a probe's placeholder stands for, and what it may do: nothing, once the probe is over."""
+    rotation, probe = facts.rotation, probe_of(credential)
+    is_under_way = rotation is not None and rotation.probe_sha256 == facts.token.sha256
+    if rotation is None or probe is None or not is_under_way:
+        return credential.current_version, ()
+    return rotation.new_version, (probe.scope,)
 
 
 def _session_is_over(facts: TokenFacts, now: float) -> bool:
@@ -178,12 +218,12 @@ def _is_of(session: Session | None, caller: Caller, now: float) -> bool:
     )
 
 
-def _route(credential: Credential, grants: tuple[Grant, ...]) -> Route:
+def _route(credential: Credential, scopes: tuple[GrantScope, ...]) -> Route:
     return Route(
         credential_name=credential.name,
         credential_id=credential.id,
         destinations=credential.destinations,
-        scopes=tuple(grant.scope for grant in grants),
+        scopes=scopes,
         placements=credential.placements,
         credential_required=credential.credential_required,
     )

@@ -23,11 +23,14 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.contract.wire import AuditEvent
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
-from control_plane.core.presets import PRESETS
+from control_plane.core.presets import PRESETS, probe_of
+from control_plane.core.probe import SETTING as PROBE_SETTING
+from control_plane.core.probe import WITHOUT_PROBE, Probe
 from control_plane.core.records import (
     Change,
     ChangeKind,
     Credential,
+    ProbeResult,
     Rotation,
     RotationPhase,
     VersionState,
@@ -43,10 +46,12 @@ from control_plane.core.rotation import (
     first_bucket_of_window,
     first_step,
     judge,
+    judge_probe,
     seconds_of,
     step_after,
 )
 from control_plane.credentials import CREDENTIAL_NOT_FOUND, Described, invalid_field, locked, named, require_fit
+from control_plane.faults import reach
 from control_plane.ports import (
     Clock,
     CrossTenantReason,
@@ -57,6 +62,7 @@ from control_plane.ports import (
     Store,
     TenantScope,
 )
+from control_plane.probing import LEASE_SECONDS, ProbeOutcome, Prober
 from control_plane.trail import Actor, Trail
 from control_plane.versions import Versions
 
@@ -94,12 +100,20 @@ class NewRotation:
     canary_percent: int = 0
     canary_seconds: float = 0.0
     overlap_seconds: float = 0.0
+    probes: bool = False
+    probe: Probe | None = None
+    """Declared in this call; it stays with the credential."""
+    proceeds_unproven: bool = False
+    """Go on also where the probe gets no answer."""
 
 
 class RotationKeeper:
-    def __init__(self, store: Store, versions: Versions, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
+    def __init__(
+        self, store: Store, versions: Versions, prober: Prober, trail: Trail, *, clock: Clock, entropy: Entropy
+    ) -> None:
         self._store = store
         self._versions = versions
+        self._prober = prober
         self._trail = trail
         self._clock = clock
         self._entropy = entropy
@@ -108,6 +122,15 @@ class RotationKeeper:
 
     async def start(self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor) -> Described:
         """Raises `RefusedError`: not found, `invalid_field`, `rotation_in_progress`."""
+        described = await self._started(tenant, name, new, by=by)
+        rotation = described.rotation
+        if rotation is None or rotation.phase is not RotationPhase.PROBING:
+            return described
+        await self._try(rotation)
+        async with self._store.read(TenantScope(tenant)) as records:
+            return await _described(records, await named(records, name))
+
+    async def _started(self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor) -> Described:
         _check_plan(new)
         async with self._store.write(TenantScope(tenant)) as records:
             # (1) Nobody else changes it meanwhile, and nobody has since the operator looked.
@@ -125,7 +148,12 @@ class RotationKeeper:
             running = await records.rotations.of(credential.id)
             if running is not None and running.is_running:
                 raise RefusedError(IN_PROGRESS)
-            # (4) Its first step.
+            # (4) Where the new secret is tried is part of what all are sealed to.
+            if new.probe is not None:
+                credential = await self._with_probe(records, credential, new.probe)
+            if new.probes:
+                _require_probe(credential)
+            # (5) Its first step.
             assert new.secret is not None, "checked above"
             lineage = (await self._versions.lineage(records, credential)).with_pending()
             rotation = self._planned(credential, lineage, new, by=by)
@@ -180,7 +208,10 @@ class RotationKeeper:
             due = await records.rotations.due(self._clock(), limit=STEPS_AT_ONCE)
         for rotation in due:
             with suppress(RefusedError):  # the store is away, and has said so: the next tick looks again
-                await self.look_at(rotation)
+                if rotation.phase is RotationPhase.PROBING:
+                    await self._try(rotation)
+                else:
+                    await self.look_at(rotation)
 
     async def look_at(self, found: Rotation) -> None:
         """One rotation: on, back, or as it is."""
@@ -218,6 +249,36 @@ class RotationKeeper:
                 judgement = await self._judged(records, rotation)
                 await self._carried_out(records, credential, rotation, judgement)
 
+    async def _try(self, found: Rotation) -> None:
+        """The new version's probe, by whoever claims it first; and what follows from it."""
+        await self._prober.prepare()
+        # (1) Claimed, with a placeholder that stands for the pending version.
+        async with self._store.write(TenantScope(found.tenant)) as records:
+            credential, rotation = await _still(records, found)
+            if credential is None or rotation is None or rotation.probe_due_at != found.probe_due_at:
+                return
+            ready = await self._prober.ready(records, credential)
+            if ready is None:
+                outcome = ProbeOutcome(ProbeResult.UNKNOWN, None, "the credential has no probe any more")
+                await self._took(records, credential, rotation, outcome)
+                return
+            due_at = self._clock() + LEASE_SECONDS
+            claimed = replace(rotation, probe_sha256=ready.placeholder_sha256, probe_due_at=due_at)
+            await records.rotations.put(claimed)
+        reach("rotation.probe_claimed")
+        # (2) Made, outside any transaction.
+        outcome = await self._prober.ask(ready)
+        reach("rotation.probe_answered")
+        # (3) Taken, where it is still what was asked for.
+        async with self._store.write(TenantScope(found.tenant)) as records:
+            credential, rotation = await _still(records, claimed)
+            if credential is not None and rotation is not None and rotation.probe_sha256 == claimed.probe_sha256:
+                await self._took(records, credential, rotation, outcome)
+
+    async def _took(self, records: Records, credential: Credential, rotation: Rotation, outcome: ProbeOutcome) -> None:
+        tried = replace(rotation, probe_result=outcome.result, probe_status=outcome.status, probe_detail=outcome.detail)
+        await self._carried_out(records, credential, tried, judge_probe(tried, outcome.result))
+
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _planned(self, credential: Credential, lineage: Lineage, new: NewRotation, *, by: Actor) -> Rotation:
@@ -229,8 +290,8 @@ class RotationKeeper:
             phase=RotationPhase.PROBING,
             old_version=lineage.active,
             new_version=lineage.next_number - 1,
-            probes=False,
-            proceeds_unproven=False,
+            probes=new.probes,
+            proceeds_unproven=new.proceeds_unproven,
             canary_percent=new.canary_percent,
             canary_seconds=new.canary_seconds,
             canary_key=self._entropy(32).hex(),
@@ -240,6 +301,12 @@ class RotationKeeper:
             ends_at=None,
             started_by=by.name,
         )
+
+    async def _with_probe(self, records: Records, old: Credential, probe: Probe) -> Credential:
+        credential = replace(old, settings={**old.settings, PROBE_SETTING: probe.to_setting()})
+        if credential.settings != old.settings:
+            await self._versions.sealed_again(records, old, credential)
+        return credential
 
     async def _compromised(self, records: Records, credential: Credential, secret: Secret | None) -> Credential:
         """Whatever was in use is so no longer. A successor that waits takes over where no other is given."""
@@ -384,9 +451,23 @@ def _check_plan(new: NewRotation) -> None:
     if bool(new.canary_percent) != bool(new.canary_seconds):
         missing = "canary_seconds" if new.canary_percent else "canary_percent"
         raise invalid_field(missing, "a canary has a share and a time: canary_percent and canary_seconds go together")
-    for field, value in (("canary_percent", new.canary_percent), ("overlap_seconds", new.overlap_seconds)):
+    for field, value in (
+        ("canary_percent", new.canary_percent),
+        ("overlap_seconds", new.overlap_seconds),
+        ("probe", new.probes),
+    ):
         if new.compromised and value:
-            raise invalid_field(field, "a compromised secret is replaced at once: no canary, no overlap, no way back")
+            raise invalid_field(field, "a compromised secret is replaced at once: no probe, no canary, no overlap")
+
+
+def _require_probe(credential: Credential) -> None:
+    probe = probe_of(credential)
+    if credential.kind in WITHOUT_PROBE:
+        raise invalid_field("probe", f"a secret of the kind {credential.kind} cannot be tried by one request")
+    if probe is None:
+        raise invalid_field("probe", "neither the credential nor its preset has one: give {method, path}")
+    if not probe.is_within(credential.destinations[0]):
+        raise invalid_field("probe", "it is not within the credential's first destination")
 
 
 async def _still(records: Records, found: Rotation) -> tuple[Credential | None, Rotation | None]:
@@ -406,8 +487,10 @@ async def _described(records: Records, credential: Credential) -> Described:
 def _in_words(rotation: Rotation | None) -> str:
     if rotation is None:
         return ""
-    step = f"version {rotation.old_version or 'none'} to {rotation.new_version}: {rotation.phase.value}"
-    return f"{step}; {rotation.reason}" if rotation.reason else step
+    said = [f"version {rotation.old_version or 'none'} to {rotation.new_version}: {rotation.phase.value}"]
+    if rotation.probe_result is not None:
+        said.append(f"probe {rotation.probe_result.value} ({rotation.probe_detail})")
+    return "; ".join([*said, rotation.reason] if rotation.reason else said)
 
 
 def _overtaken(current: int) -> Refusal:

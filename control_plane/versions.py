@@ -4,12 +4,13 @@ Rule: whoever calls holds the credential's lock (`ports.Credentials.locked`). Wh
 envelope goes in the transaction that ends it.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from control_plane.contract.secret import Secret
 from control_plane.core.records import Credential, CredentialVersion, RotationPhase, VersionState
 from control_plane.core.rotation import OVER, Lineage
-from control_plane.custody import Custody, seal_secret
+from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
 from control_plane.ports import Clock, Records
 
 
@@ -56,6 +57,16 @@ class Versions:
             over = replace(rotation, phase=RotationPhase.OVERTAKEN, since=now, ends_at=None, reason=reason)
             await records.rotations.put(replace(over, probe_sha256=None, probe_due_at=None))
             await records.rotations.forget_replies(credential.id)
+
+    async def sealed_again(self, records: Records, old: Credential, new: Credential) -> None:
+        """Every envelope of `old`, sealed to what `new` says. One that does not open stays as it is: closed."""
+        for version in await records.versions.of(old.id):
+            if version.state in OVER:
+                continue
+            with suppress(UnopenableError):
+                secret = open_secret(self.custody, version, old)
+                sealed = seal_secret(self.custody, secret, new, version=version.version)
+                await records.versions.replace(replace(version, envelope=sealed.envelope, kek_id=sealed.kek_id))
 
     def _sealed(self, secret: Secret, credential: Credential, number: int, state: VersionState) -> CredentialVersion:
         sealed = seal_secret(self.custody, secret, credential, version=number)

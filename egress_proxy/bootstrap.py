@@ -30,6 +30,7 @@ from egress_proxy.hardening import forbid_core_dumps
 from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
 from egress_proxy.probe import SwapProbe
+from egress_proxy.replies import ReplyTally
 from egress_proxy.resolver import ControlPlaneClient, Resolver
 from egress_proxy.server import Server, listener_context, open_socket
 from egress_proxy.services import Services, Timeouts
@@ -185,6 +186,13 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         ),
         path_credential_allowed=settings.reverse_path_credential,
     )
+    services.tally = tally = ReplyTally(
+        loop=loop,
+        record=audit.record,
+        clock=time.time,
+        new_id=services.request_ids.next,
+        proxy_id=settings.client_id,
+    )
     context = listener_context(settings.listener_tls_cert_file, settings.listener_tls_key_file)
     server = Server(services, upstreams, own, context=context)
     probe = SwapProbe(leaf_contexts, counters, loop)
@@ -210,6 +218,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         yield server, _pages(counters, gauges, probe, is_warm)
     finally:
         server.close()
+        tally.tell()
         audit.stop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(delivering, FLUSH_SECONDS)

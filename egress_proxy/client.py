@@ -683,6 +683,9 @@ class ClientConnection(asyncio.Protocol):
         self.exchange = None
         if exchange.status is not None:
             services.counters.replies[exchange.status // 100] += 1
+            for binding in exchange.plan.forward.bindings:
+                if binding.reports_replies and services.tally is not None:
+                    services.tally.count(binding, exchange.status)
         if exchange.hits:
             services.counters.secrets_scrubbed += exchange.hits
             self._record("leak_blocked", forward=exchange.forward, status=exchange.status)

@@ -12,6 +12,7 @@ from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import LeafContexts
 from egress_proxy.core.view import CacheView
 from egress_proxy.metrics import Counters
+from egress_proxy.replies import ReplyTally
 from egress_proxy.upstream import Lane, UpstreamConnection
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Services:
     clock: Callable[[], float]
     """Unix seconds."""
     proxy_id: str
+    tally: ReplyTally | None = None
+    """Of replies to credentials that are being rotated."""
     timeouts: Timeouts = Timeouts()
     path_credential_allowed: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)

@@ -39,6 +39,7 @@ from control_plane.contract.placement import (
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
+from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
 from control_plane.core.records import Client, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
 from control_plane.credentials import Described
@@ -209,6 +210,32 @@ class CredentialChangeIn(_Incoming):
     secret: SecretField | None = None
 
 
+class ProbeIn(_Incoming):
+    """A request that costs nothing and needs the secret, such as `GET /v1/models`: it shows whether that is good."""
+
+    method: Literal["GET", "HEAD", "POST"] = "GET"
+    path: Annotated[str, StringConstraints(max_length=MAX_PATH)]
+
+    def to_probe(self) -> Probe:
+        return Probe(method=self.method, path=self.path)
+
+
+def _probe(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    try:
+        return ProbeIn.model_validate(value).to_probe()
+    except InvalidProbeError as error:
+        raise PydanticCustomError("probe", "{reason}", {"reason": str(error)}) from None
+
+
+ProbeField = Annotated[
+    bool | Probe,
+    PlainValidator(_probe),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, ProbeIn.model_json_schema()]}),
+]
+
+
 class RotationIn(_Incoming):
     """Without options the new secret is in use at once, by everybody, and the old one is gone."""
 
@@ -216,6 +243,10 @@ class RotationIn(_Incoming):
     """May be left out where `compromised`: then nothing is in use until a successor is submitted."""
     compromised: bool = False
     """The old secret leaked: no canary, no overlap, no way back, and open streams are cut."""
+    probe: ProbeField = False
+    """Try the new secret before anybody uses it: by the probe of the credential or its preset, or by this one."""
+    proceed_if_unknown: bool = False
+    """Go on also where the probe got neither a yes nor a no."""
     if_version: Annotated[Whole, Field(ge=1, le=2**31 - 1)] | None = None
     """Only while this is the current version: 409 where somebody else was faster."""
     canary_percent: Annotated[Whole, Field(ge=0, le=99)] = 0

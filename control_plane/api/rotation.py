@@ -13,6 +13,7 @@ from control_plane.api.messages import CredentialOut, RotationIn, RotationStateO
 from control_plane.contract.caller import TenantId
 from control_plane.core.names import CREDENTIAL_NAME, TENANT_ID
 from control_plane.core.policy import Action
+from control_plane.core.probe import Probe
 from control_plane.rotation import NewRotation, RotationKeeper
 
 TenantPath = Annotated[str, Path(pattern=TENANT_ID)]
@@ -43,6 +44,9 @@ class RotationApi:
             canary_percent=body.canary_percent,
             canary_seconds=body.canary_seconds,
             overlap_seconds=body.overlap_seconds,
+            probes=bool(body.probe),
+            probe=body.probe if isinstance(body.probe, Probe) else None,
+            proceeds_unproven=body.proceed_if_unknown,
         )
         return CredentialOut.of(await self.rotations.start(TenantId(tenant), name, new, by=actor(request)))
 

@@ -7,7 +7,7 @@ skipped. A preset only fills in what the operator left out: it grants nothing an
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +15,8 @@ from typing import Any, Final
 from control_plane.contract.destination import Destination, parse_destination
 from control_plane.contract.placeholder import Shape
 from control_plane.contract.placement import Placement, placement_from_json, placement_to_json
-from control_plane.core.probe import Probe
+from control_plane.core.probe import Probe, declared
+from control_plane.core.records import Credential
 from control_plane.core.rotation import AUTHENTICATION_ERROR, NEVER_AN_AUTHENTICATION_ERROR
 
 BASE_FIELD: Final = "{base}"
@@ -58,6 +59,16 @@ class Preset:
         """What each base-URL variable holds when the reverse route is at `base`."""
         route = base.rstrip("/")
         return {name: template.replace(BASE_FIELD, route) for name, template in self.base_url_variables.items()}
+
+
+def probe_of(credential: Credential) -> Probe | None:
+    """The request that shows whether its upstream accepts its secret: its own, or its provider's."""
+    own = declared(credential.settings)
+    preset = PRESETS.get(credential.preset) if credential.preset else None
+    if own is None or preset is None or preset.probe is None:
+        return own or (preset.probe if preset else None)
+    # What the provider wants on every request, and how it says no, does not change with the path.
+    return replace(own, headers=preset.probe.headers, rejected=preset.probe.rejected)
 
 
 def preset_to_json(preset: Preset) -> dict[str, Any]:

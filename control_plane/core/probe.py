@@ -5,18 +5,23 @@ preset, or on the credential: there it is one of the `settings`, and so part of 
 """
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
 from control_plane.contract.destination import Destination, is_plain_path
+from control_plane.contract.grant import GrantScope
 from control_plane.contract.placement import SECRET_FIELD, BasicPlacement, HeaderPlacement, Placement, QueryPlacement
 from control_plane.core.rotation import AUTHENTICATION_ERROR
 
 SETTING: Final = "probe"
 METHODS: Final = ("GET", "HEAD", "POST")
+WITHOUT_PROBE: Final = frozenset({"aws_assume_role", "hmac", "client_certificate"})
+"""Kinds whose secret is no text in the request: a proxy signs with it, or shows it in a handshake."""
 MAX_PATH: Final = 1024
+_PATH: Final = re.compile(r"/[^\x00-\x20?#\x7f-\U0010ffff]*")
 
 
 class InvalidProbeError(ValueError):
@@ -35,10 +40,15 @@ class Probe:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InvalidProbeError(f"a probe's method is one of {', '.join(METHODS)}")
-        if not self.path.startswith("/") or not is_plain_path(self.path) or len(self.path) > MAX_PATH:
+        if not _PATH.fullmatch(self.path) or not is_plain_path(self.path) or len(self.path) > MAX_PATH:
             raise InvalidProbeError("a probe's path begins with '/', without query, dot segments or encoded slashes")
         if not all(400 <= status < 500 for status in self.rejected):
             raise InvalidProbeError("a secret is rejected with a status from 400 to 499")
+
+    @property
+    def scope(self) -> GrantScope:
+        """What a probe may do, and nothing else."""
+        return GrantScope(methods=frozenset({self.method}), path_prefixes=frozenset({self.path}))
 
     def is_within(self, destination: Destination) -> bool:
         return destination.admits_method(self.method) and destination.admits_path(self.path)

@@ -5,6 +5,7 @@ Rule: nothing is asserted here.
 
 import json
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +30,17 @@ from control_plane.core.records import (
 from control_plane.core.sealing import Kek
 from control_plane.credentials import CredentialChange, CredentialKeeper, Described, NewCredential
 from control_plane.custody import Custody
-from control_plane.ports import CrossTenantReason, PlatformScope, TenantScope
+from control_plane.issuance import Issuance
+from control_plane.own_keys import OwnKeyring
+from control_plane.ports import (
+    CrossTenantReason,
+    PlatformScope,
+    ProbeCall,
+    ProbeReply,
+    ProbeUnansweredError,
+    TenantScope,
+)
+from control_plane.probing import Prober
 from control_plane.resolution import Resolution
 from control_plane.rotation import NewRotation, RotationKeeper
 from control_plane.trail import Actor, Trail
@@ -41,6 +52,25 @@ OPERATOR = Actor("administrator", "req_test", is_a_client=False)
 DESTINATION = parse_destination("https://api.example.com")
 OLD, NEW, NEWER = "old-secret-0123456789", "new-secret-0123456789", "newer-secret-012345678"
 NAME = "example"
+
+
+class TryingUpstream:
+    """A proxy with an upstream behind it, as a probe meets them (`ports.ProbeCaller`)."""
+
+    def __init__(self) -> None:
+        self.answer: ProbeReply | None = ProbeReply(200, "")
+        """None: nobody answers."""
+        self.calls: list[ProbeCall] = []
+        self.before: Callable[[], Awaitable[None]] | None = None
+        """What happens while the probe is on its way."""
+
+    async def call(self, call: ProbeCall) -> ProbeReply:
+        self.calls.append(call)
+        if self.before is not None:
+            await self.before()
+        if self.answer is None:
+            raise ProbeUnansweredError("the egress proxy cannot be reached")
+        return self.answer
 
 
 class Clock:
@@ -59,6 +89,7 @@ class Replica:
     clock: Clock = field(default_factory=Clock)
     kek: Kek = field(default_factory=lambda: Kek.of(b"k" * 32))
 
+    upstream: TryingUpstream = field(default_factory=TryingUpstream)
     tokens: dict[str, str] = field(default_factory=dict)
     """Fingerprints of placeholders, by subject."""
 
@@ -67,11 +98,14 @@ class Replica:
         self.custody = Custody([self.kek], entropy=os.urandom)
         trail, versions = Trail(self.clock, os.urandom), Versions(self.custody, self.clock)
         self.credentials = CredentialKeeper(self.store, versions, trail, clock=self.clock, entropy=os.urandom)
-        self.rotations = RotationKeeper(self.store, versions, trail, clock=self.clock, entropy=os.urandom)
+        own_keys = OwnKeyring(self.store, self.custody, clock=self.clock, entropy=os.urandom)
+        issuance = Issuance(own_keys, clock=self.clock, entropy=os.urandom, proxy_base_url="http://proxy.test")
+        prober = Prober(issuance, self.upstream, entropy=os.urandom)
+        self.rotations = RotationKeeper(self.store, versions, prober, trail, clock=self.clock, entropy=os.urandom)
         self.resolution = Resolution(self.store, self.custody, clock=self.clock)
 
     def another(self) -> "Replica":
-        return Replica(self.database, self.clock, self.kek, self.tokens)
+        return Replica(self.database, self.clock, self.kek, self.upstream, self.tokens)
 
     # --- set up
 
