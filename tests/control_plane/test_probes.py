@@ -28,7 +28,6 @@ from tests.control_plane.rotating import ACME, DESTINATION, NAME, NEW, OLD, OPER
 from tests.control_plane.test_rotation import in_use
 from tests.control_plane.test_store import database  # noqa: F401 (a fixture)
 
-FILE = "control_plane/rotation.py"
 PROBE = Probe("GET", "/v1/me")
 TRY: dict[str, Any] = {"probes": True, "probe": PROBE}
 
@@ -106,7 +105,7 @@ async def test_an_operator_may_go_on_without_an_answer_but_not_against_one(repli
     assert (unproven, (await replica.rotation()).phase.value) == ("completed", "cancelled")
 
 
-@pytest.mark.guards("control_plane/core/rotation.py", "if phase in (P.PROBING, P.CANARY) and", "if False and")
+@pytest.mark.guards("control_plane/resolution.py", "if token.client == PROBE_CLIENT:", "if False:")
 async def test_while_it_is_tried_the_new_version_is_the_probes_alone(replica: Replica) -> None:
     seen: dict[str, Any] = {}
 
