@@ -275,9 +275,9 @@ def test_a_compromised_version_is_revoked_not_retired(granted: Workspace) -> Non
 
 
 @pytest.mark.guards(
-    "control_plane/credentials.py",
-    "replace(version, state=old_state, envelope=None, kek_id=None)",
-    "replace(version, state=old_state)",
+    "control_plane/versions.py",
+    "return replace(version, state=state, envelope=None, kek_id=None)",
+    "return replace(version, state=state)",
 )
 def test_the_envelope_of_a_version_that_is_over_is_gone(granted: Workspace) -> None:
     made = granted.credential()

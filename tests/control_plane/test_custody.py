@@ -51,9 +51,7 @@ def opened(
     return open_secret(custody, row, replace(credential, current_version=version))
 
 
-@pytest.mark.guards(
-    "control_plane/custody.py", "if version is None or version.state is not VersionState.ACTIVE:", "if version is None:"
-)
+@pytest.mark.guards("control_plane/custody.py", "if version is None or version.state in OVER:", "if version is None:")
 @pytest.mark.parametrize("state", [VersionState.RETIRED, VersionState.REVOKED])
 def test_an_envelope_put_back_into_a_version_that_is_over_does_not_open(state: VersionState) -> None:
     sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)

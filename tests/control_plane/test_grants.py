@@ -79,9 +79,7 @@ def test_a_removed_grant_takes_its_placeholders_for_good(granted: Workspace) -> 
     assert granted.resolve(issued)["code"] == "revoked_placeholder"
 
 
-@pytest.mark.guards(
-    "control_plane/resolution.py", "or binding is None or not live(grants, now):", "or binding is None:"
-)
+@pytest.mark.guards("control_plane/resolution.py", "or binding is None or not binding.scopes:", "or binding is None:")
 def test_without_any_grant_left_a_placeholder_resolves_to_nothing(granted: Workspace) -> None:
     issued = granted.exchange()
 

@@ -187,8 +187,8 @@ def test_a_row_that_cannot_be_read_is_unavailable_and_the_others_work(
 
 @pytest.mark.guards(
     "control_plane/credentials.py",
-    "return await self._next_version(records, new, secret, VersionState.RETIRED)",
-    "await records.versions.replace(self._sealed(secret, new, version=1))\n        return new",
+    "return await self._replaced(records, new, secret)",
+    "await self._versions.sealed_again(records, old, new)\n        return new",
 )
 def test_a_narrowed_credential_put_back_to_its_wider_rows_does_not_open(workspace: Workspace) -> None:
     old_endpoint = ENDPOINT | {"host": "old.example"}

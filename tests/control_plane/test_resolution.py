@@ -197,7 +197,7 @@ def test_a_session_that_is_over_takes_its_tokens_though_they_stand_unrevoked(gra
 
 @pytest.mark.guards(
     "control_plane/resolution.py",
-    " or not facts.client_registered:\n            return replace",
+    " or not _is_known_client(facts):\n            return replace",
     ":\n            return replace",
 )
 def test_a_client_that_is_gone_takes_its_tokens_with_it(granted: Workspace) -> None:
