@@ -27,6 +27,7 @@ from egress_proxy.cache import Cache
 from egress_proxy.config import Settings
 from egress_proxy.core.decision import Mode
 from egress_proxy.hardening import forbid_core_dumps
+from egress_proxy.leaks import LeakWatch
 from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
 from egress_proxy.probe import SwapProbe
@@ -179,6 +180,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         counters=counters,
         clock=time.time,
         proxy_id=settings.client_id,
+        leaks=LeakWatch(suspend=cache.suspend),
         timeouts=Timeouts(
             header=settings.header_timeout_seconds,
             idle=settings.idle_timeout_seconds,

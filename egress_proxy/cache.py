@@ -44,6 +44,12 @@ UNAVAILABLE: Final = Refused(
     RefusalCode.CREDENTIAL_UNAVAILABLE, "The control plane could not be asked.", "Try again shortly."
 )
 
+SUSPENDED: Final = Refused(
+    RefusalCode.REVOKED_PLACEHOLDER,
+    "The placeholder is suspended: replies to its requests gave its secret back, several times within ten minutes.",
+    "See what the upstream echoes (coatcheck audit tail shows leak_blocked); it works again by itself in ten minutes.",
+)
+
 Tag = tuple[str, str]
 """(kind of event, id): what an event touches, and what an answer is touched by."""
 T = TypeVar("T")
@@ -124,6 +130,8 @@ class Cache:
         self._heard_at: float | None = None
         self._tag_keys: tuple[bytes, ...] = ()
         self._rings = 0
+        self._suspended: OrderedDict[str, float] = OrderedDict()
+        self._suspensions = 0
         self._limit = limit
         self.epoch: str | None = None
         self.sequence = 0
@@ -137,7 +145,8 @@ class Cache:
 
     @property
     def revision(self) -> int:
-        return self._callers.removals + self._policies.removals + self._placeholders.removals + self._rings
+        removals = self._callers.removals + self._policies.removals + self._placeholders.removals
+        return removals + self._rings + self._suspensions
 
     def caller(self, fingerprint: str) -> KnownCaller | Refused | None:
         entry = self._callers.get(fingerprint)
@@ -154,7 +163,7 @@ class Cache:
     def placeholder(self, fingerprint: str, caller: Caller, endpoint: Endpoint) -> Resolved | Refused | None:
         entry = self._placeholders.get(fingerprint)
         if entry is not None and self._is_live(entry.taken_at, entry.max_stale_seconds):
-            return entry.value
+            return SUSPENDED if self._is_suspended(entry.value.binding.placeholder_id) else entry.value
         return self._no(AskPlaceholder(fingerprint, caller, endpoint))
 
     def _is_live(self, taken_at: float, max_stale_seconds: float) -> bool:
@@ -229,6 +238,17 @@ class Cache:
             case _:
                 raise UnexpectedAnswerError(f"{type(answer).__name__} in answer to {type(ask).__name__}")
         return True
+
+    def suspend(self, placeholder_id: str, seconds: float) -> None:
+        """For that long the placeholder is answered with a "no", whatever is known of it."""
+        self._suspended[placeholder_id] = self._monotonic() + seconds
+        self._suspensions += 1
+        while len(self._suspended) > MAX_NOES:
+            self._suspended.popitem(last=False)
+
+    def _is_suspended(self, placeholder_id: str) -> bool:
+        until = self._suspended.get(placeholder_id)
+        return until is not None and self._monotonic() < until
 
     def could_not_ask(self, ask: Ask) -> None:
         """The question failed: for a moment the answer is that there is none."""

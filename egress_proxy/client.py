@@ -647,7 +647,7 @@ class ClientConnection(asyncio.Protocol):
 
     def exchange_failed(self, exchange: Exchange, refusal: Refusal) -> None:
         """It ended otherwise: with this refusal, if no reply has begun; else by breaking off."""
-        self._forget_exchange(exchange)
+        self._forget_exchange(exchange, is_refused=exchange.status is None)
         if exchange.status is None:
             self._refuse(refusal, forward=exchange.forward, close=exchange.wants_body)
             return
@@ -678,7 +678,7 @@ class ClientConnection(asyncio.Protocol):
         # Decided anew, like a request that had to wait: what allowed it may have been taken back meanwhile.
         self._task = self.services.loop.create_task(self._wait(self._decide(self._head), is_retry=True))
 
-    def _forget_exchange(self, exchange: Exchange) -> None:
+    def _forget_exchange(self, exchange: Exchange, *, is_refused: bool = False) -> None:
         services = self.services
         self.exchange = None
         if exchange.status is not None:
@@ -688,7 +688,10 @@ class ClientConnection(asyncio.Protocol):
                     services.tally.count(binding, exchange.status)
         if exchange.hits:
             services.counters.secrets_scrubbed += exchange.hits
-            self._record("leak_blocked", forward=exchange.forward, status=exchange.status)
+            if not is_refused:
+                self._record("leak_blocked", forward=exchange.forward, status=exchange.status)
+            for binding in exchange.forward.bindings:
+                services.leaks.note(binding.placeholder_id, services.loop.time())
 
     def pause_reading(self) -> None:
         """The upstream is slower than the client, or the client is ahead of its turn."""

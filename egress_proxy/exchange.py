@@ -32,7 +32,7 @@ from egress_proxy.core.http1 import (
     parse_response_head,
 )
 from egress_proxy.core.plan import MAX_REMEMBERED_REPLY_BYTES, Plan, RepeatedReply
-from egress_proxy.core.scrub import Scrubber
+from egress_proxy.core.scrub import LeakError, Scrubber
 from egress_proxy.core.substitution import render_response
 from egress_proxy.upstream import UpstreamConnection
 
@@ -207,6 +207,13 @@ class Exchange:
             self._fail(
                 RefusalCode.RESPONSE_LEAK_BLOCKED,
                 "The upstream answered in a content coding that was not asked for, so the reply cannot be searched.",
+            )
+            return
+        except LeakError:
+            self._fail(
+                RefusalCode.RESPONSE_LEAK_BLOCKED,
+                "The upstream's reply held the credential's secret, which is too short to be cut out of it.",
+                "Use a longer secret; and see why the upstream sends it back.",
             )
             return
         except Exception as error:  # border: called by the upstream's transport, which would only log it

@@ -26,6 +26,7 @@ from egress_proxy.client import ClientConnection
 from egress_proxy.config import AuditMode
 from egress_proxy.core.decision import Mode
 from egress_proxy.core.view import KnownCaller, Resolved
+from egress_proxy.leaks import LeakWatch
 from egress_proxy.metrics import Counters
 from egress_proxy.services import Services
 from egress_proxy.upstream import Lane, UpstreamConnection
@@ -92,6 +93,7 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
         counters=Counters(),
         clock=lambda: 0.0,
         proxy_id="probe",
+        leaks=LeakWatch(suspend=lambda _placeholder, _seconds: None),
     )
     proxy_transport, _ = await loop.create_connection(lambda: ClientConnection(services, Mode.REVERSE), sock=proxy_end)
     try:

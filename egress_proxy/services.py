@@ -11,6 +11,7 @@ from control_plane.contract.wire import Ask
 from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import LeafContexts
 from egress_proxy.core.view import CacheView
+from egress_proxy.leaks import LeakWatch
 from egress_proxy.metrics import Counters
 from egress_proxy.replies import ReplyTally
 from egress_proxy.upstream import Lane, UpstreamConnection
@@ -70,6 +71,7 @@ class Services:
     clock: Callable[[], float]
     """Unix seconds."""
     proxy_id: str
+    leaks: LeakWatch
     tally: ReplyTally | None = None
     """Of replies to credentials that are being rotated."""
     timeouts: Timeouts = Timeouts()

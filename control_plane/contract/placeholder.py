@@ -79,6 +79,11 @@ class GenuineToken:
     fingerprint: str
     """SHA-256 in hex: the form in which it is looked up, stored and logged."""
 
+    @property
+    def prefix(self) -> str:
+        """What its provider's keys begin with, too."""
+        return self.text[: self.text.index(self.kind.value)]
+
     def __repr__(self) -> str:
         return f"GenuineToken({self.kind.name}, sha256={self.fingerprint[:12]}…)"
 

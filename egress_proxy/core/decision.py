@@ -51,7 +51,15 @@ from control_plane.contract.wire import (
 )
 from egress_proxy.core.fields import MAX_MARKS, Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
-from egress_proxy.core.substitution import REFERRERS, FoundMark, Swap, find_marks, names_host, placement_of
+from egress_proxy.core.substitution import (
+    REFERRERS,
+    FoundMark,
+    Swap,
+    find_marks,
+    known_characters,
+    names_host,
+    placement_of,
+)
 from egress_proxy.core.view import CacheView, Resolved
 
 MAX_AUDITED_PATH_BYTES: Final = 256
@@ -612,7 +620,7 @@ def _swap(found: FoundMark, token: GenuineToken, resolved: Resolved) -> Swap:
     placement = placement_of(found, token, resolved.binding.placements)
     if placement is None:
         _refuse_placement()
-    return Swap(placement, found[1], resolved.secret)
+    return Swap(placement, found[1], resolved.secret, known_characters(token, resolved.secret))
 
 
 def _are_apart(swaps: list[Swap], bindings: list[Binding]) -> bool:

@@ -60,7 +60,7 @@ class Plan:
         head = forward.head
         self.forward = forward
         self.needles = needles(forward.swaps)
-        """What the reply is searched for."""
+        """What the reply is searched for; empty where nothing was swapped."""
         self.reply: RepeatedReply | None = None
         self.is_plain = not head.expects_continue and head.framing is not Framing.CHUNKED
         """Whether `content_length` bytes follow the head, and nothing is waited for before them."""

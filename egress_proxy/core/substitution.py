@@ -16,6 +16,7 @@ from control_plane.contract.placement import BasicPlacement, HeaderPlacement, Pl
 from control_plane.contract.secret import Secret
 from egress_proxy.core.fields import HOP_BY_HOP, Field, Mark, Slot, target_marks
 from egress_proxy.core.http1 import Framing, RequestHead, ResponseHead
+from egress_proxy.core.needles import Needles
 
 _PASSWORDS_BESIDE_A_TOKEN_USER = frozenset(("", "x-oauth-basic"))
 
@@ -28,6 +29,8 @@ class Swap:
     field: Field | None
     """The field it stands in; None for the target."""
     secret: Secret
+    known_characters: int = 0
+    """How many of the secret's first characters everybody knows, because its provider's keys all begin with them."""
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -49,6 +52,12 @@ def find_marks(head: RequestHead) -> list[FoundMark]:
 def placement_of(found: FoundMark, token: GenuineToken, placements: tuple[Placement, ...]) -> Placement | None:
     """The declared placement that the token fills exactly, or None."""
     return next((placement for placement in placements if _fills(found, token, placement)), None)
+
+
+def known_characters(token: GenuineToken, secret: Secret) -> int:
+    """The length of what secret and placeholder begin with alike: a placeholder has its provider's shape."""
+    pairs = zip(token.prefix, secret.reveal(), strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(token.prefix))
 
 
 def _fills(found: FoundMark, token: GenuineToken, placement: Placement) -> bool:
@@ -98,14 +107,9 @@ def wire_value(placement: Placement, secret: Secret) -> bytes:
             return quote(text, safe="").encode("ascii")
 
 
-def needles(swaps: tuple[Swap, ...]) -> tuple[bytes, ...]:
-    """What to look for in the reply: each secret raw, and in the form it was sent in. The longest first."""
-    found: dict[bytes, None] = {}
-    for swap in swaps:
-        found[swap.secret.reveal().encode()] = None
-        if not isinstance(swap.placement, HeaderPlacement):
-            found[wire_value(swap.placement, swap.secret).removeprefix(b"Basic ")] = None
-    return tuple(sorted(found, key=len, reverse=True))
+def needles(swaps: tuple[Swap, ...]) -> Needles:
+    """What to look for in the reply."""
+    return Needles.of(*((swap.secret.reveal(), swap.known_characters) for swap in swaps))
 
 
 def render_opening(head: RequestHead, *, endpoint: Endpoint, target: bytes, swaps: tuple[Swap, ...]) -> bytes:

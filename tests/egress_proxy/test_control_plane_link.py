@@ -13,7 +13,7 @@ from control_plane.contract.wire import Ask
 from tests.egress_proxy.world import World, get, reverse_path
 from tests.support.control_plane_simulator import ControlPlaneSimulator, Ticket
 from tests.support.raw_client import Line, Response
-from tests.support.upstream import Gate, Upstream, chunk, endless_sse, gated
+from tests.support.upstream import Gate, Upstream, chunk, endless_sse, gated, plain
 
 MODES = ("forward", "reverse")
 
@@ -42,6 +42,7 @@ def ask(world: World, ticket: Ticket, *, placeholder: str = "") -> Response:
 
 
 def test_a_placeholder_is_asked_for_once(world: World, upstream: Upstream) -> None:
+    upstream.default = plain(b"ok")
     ticket = world.ticket(upstream.url)
 
     for _ in range(5):
@@ -131,6 +132,7 @@ def _until_refused(world: World, ticket: Ticket, *, timeout_seconds: float = 5) 
 
 
 def test_a_rotated_secret_is_used_after_its_event(world: World, upstream: Upstream) -> None:
+    upstream.default = plain(b"ok")
     ticket = world.ticket(upstream.url)
     assert ask(world, ticket).status == 200
 
@@ -316,6 +318,7 @@ def test_an_outage_leaves_warm_requests_alone_and_refuses_cold_ones(own_world: W
 
 @pytest.mark.long
 def test_an_outage_ends_warm_requests_within_their_bound(own_world: World, upstream: Upstream) -> None:
+    upstream.default = plain(b"ok")
     warm = own_world.ticket(upstream.url)
     assert ask(own_world, warm).status == 200
 
@@ -328,6 +331,7 @@ def test_an_outage_ends_warm_requests_within_their_bound(own_world: World, upstr
 
 
 def test_a_control_plane_that_comes_back_is_asked_again(own_world: World, upstream: Upstream) -> None:
+    upstream.default = plain(b"ok")
     ticket = own_world.ticket(upstream.url)
     own_world.control_plane.stop()
     assert ask(own_world, ticket).status == 503

@@ -1,30 +1,106 @@
-"""The way back: no secret in a reply, however it is cut, and nothing held back that need not be."""
+"""The way back: no secret in a reply, however it is cut or written, and nothing held back that need not be."""
 
+import base64
+import json
+import random
+import string
 from itertools import pairwise
+from urllib.parse import quote
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from egress_proxy.core.scrub import Scrubber
+from egress_proxy.core.needles import DECISIVE_CHARACTERS, GUARDED_CHARACTERS, Needle, Needles
+from egress_proxy.core.scrub import LeakError, Scrubber
 
-SECRET = b"sk-real-aabaabaac"
+PREFIX = "sk-real-"
+SECRET = PREFIX + "aabaabaacdefghij/+klmn%op"
+RAW = SECRET.encode()
+ENCODED_BEGINNING = len(PREFIX) * 4 // 3 + DECISIVE_CHARACTERS
+"""Characters of the longest form that may pass before anything is held back."""
 SCRUB = "egress_proxy/core/scrub.py"
+NEEDLES = "egress_proxy/core/needles.py"
 
 
-def scrubbed(pieces: list[bytes], *needles: bytes) -> bytes:
+def needles_for(secret: str = SECRET, known: int = len(PREFIX)) -> Needles:
+    return Needles.of((secret, known))
+
+
+def guarded(*texts: bytes, decisive: int = 1) -> Needles:
+    """Forms as they stand, for streams of few letters."""
+    forms = tuple(Needle(text, decisive) for text in sorted(texts, key=len, reverse=True))
+    return Needles(forms, tuple(form.text for form in forms), max(map(len, texts)), are_guarded=True)
+
+
+def scrubbed(pieces: list[bytes], needles: Needles) -> bytes:
     scrubber = Scrubber(needles)
     return b"".join(scrubber.feed(piece) for piece in pieces) + scrubber.finish()
 
 
-@pytest.mark.parametrize("first", range(len(SECRET) + 1))
-@pytest.mark.parametrize("second", range(len(SECRET) + 1))
-@pytest.mark.guards(SCRUB, "        hold = self._undecided(window)\n", "        hold = 0\n")
-def test_a_secret_cut_anywhere_does_not_pass(first: int, second: int) -> None:
-    low, high = sorted((first, second))
-    pieces = [b"before " + SECRET[:low], SECRET[low:high], SECRET[high:] + b" after"]
+def forms_of(secret: str) -> dict[str, bytes]:
+    raw = secret.encode()
+    return {
+        "raw": raw,
+        "percent": quote(secret, safe="").encode(),
+        "percent in lower case": quote(secret, safe="").replace("%2F", "%2f").replace("%2B", "%2b").encode(),
+        "JSON": json.dumps({"key": secret}).encode(),
+        "JSON with escaped slashes": json.dumps({"key": secret}).replace("/", "\\/").encode(),
+        **{f"base64 after {n} bytes": base64.b64encode(b"u" * n + raw + b"rest") for n in range(7)},
+        **{f"base64url after {n} bytes": base64.urlsafe_b64encode(b"u" * n + raw) for n in range(7)},
+    }
 
-    assert scrubbed(pieces, SECRET) == b"before " + b"*" * len(SECRET) + b" after"
+
+# --- forms and cuts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", forms_of(SECRET))
+@pytest.mark.guards(NEEDLES, "for form in _forms(secret, known):", "for form in list(_forms(secret, known))[:1]:")
+def test_a_secret_is_overwritten_in_every_form_however_it_is_cut(form: str) -> None:
+    text = b"before " + forms_of(SECRET)[form] + b" after"
+    whole = Scrubber(needles_for()).whole(text)
+
+    for cut in range(len(text) + 1):
+        out = scrubbed([text[:cut], text[cut:]], needles_for())
+        early = [at for at in range(len(text)) if out[at] != whole[at]]
+        # Of what was cut early the beginning may have passed, and no more of it than can be guessed with.
+        assert all(at < cut and out[at] == text[at] for at in early)
+        assert len(early) < ENCODED_BEGINNING
+
+    assert len(whole) == len(text)
+    assert whole.count(b"*") >= len(SECRET)
+    assert not any(letters in whole for letters in (b"aabaabaac", b"defghij", b"YWFiYWFi", b"hYmFhYmFh"))
+
+
+@given(st.text(string.ascii_letters + string.digits + '/+=_-."\\ é%', min_size=24, max_size=80), st.integers(0, 5))
+def test_no_form_of_any_guarded_secret_passes(secret: str, offset: int) -> None:
+    needles = Needles.of((secret, 0))
+    raw = secret.encode()
+    reply = json.dumps({"a": secret, "b": base64.b64encode(b"x" * offset + raw).decode(), "c": quote(secret, safe="")})
+
+    out = Scrubber(needles).whole(reply.encode())
+
+    assert raw not in out
+    assert json.dumps(secret)[1:-1].encode() not in out
+    assert quote(secret, safe="").encode() not in out
+    shown = [piece for piece in out.split(b'"') if len(piece) > 24 and set(piece) - set(b"*")]
+    assert all(b"*" * (len(raw) - 4) in piece for piece in shown)
+
+
+@pytest.mark.parametrize("first", range(0, len(RAW) + 1, 2))
+@pytest.mark.parametrize("second", range(1, len(RAW) + 1, 2))
+@pytest.mark.guards(SCRUB, "        hold = self._undecided(window) if", "        hold = 0 if")
+def test_a_secret_cut_twice_does_not_pass(first: int, second: int) -> None:
+    """Until enough of it was matched its beginning may have passed; never the rest."""
+    low, high = sorted((first, second))
+    pieces = [b"before " + RAW[:low], RAW[low:high], RAW[high:] + b" after"]
+
+    out = scrubbed(pieces, needles_for())
+
+    assert RAW not in out
+    shown = out.removeprefix(b"before ").removesuffix(b" after").replace(b"*", b"")
+    assert RAW.startswith(shown) or out == b"before " + RAW + b" after"
+    assert len(shown) < len(PREFIX) + DECISIVE_CHARACTERS
 
 
 @given(
@@ -37,32 +113,24 @@ def test_how_a_stream_is_cut_never_changes_what_is_sent(words: list[bytes], plac
     data = b"".join(words)
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
 
-    out = scrubbed([data[a:b] for a, b in pairwise(edges)], needle)
+    out = scrubbed([data[a:b] for a, b in pairwise(edges)], guarded(needle))
 
-    assert out == scrubbed([data], needle)
+    assert out == scrubbed([data], guarded(needle))
     assert len(out) == len(data)
     assert needle not in out
 
 
-@pytest.mark.parametrize("cut", range(len(SECRET) + 1))
+@pytest.mark.parametrize("cut", range(len(RAW) + 1))
 def test_the_last_piece_is_searched_together_with_what_was_held(cut: int) -> None:
-    scrubber = Scrubber((SECRET,))
+    scrubber = Scrubber(guarded(RAW))
 
-    out = scrubber.feed(b"a" + SECRET[:cut]) + scrubber.last(SECRET[cut:] + b"sk-")
+    out = scrubber.feed(b"a" + RAW[:cut]) + scrubber.last(RAW[cut:] + b"sk-")
 
-    assert out == b"a" + b"*" * len(SECRET) + b"sk-"
-
-
-def test_what_cannot_be_a_secrets_beginning_passes_at_once() -> None:
-    scrubber = Scrubber((SECRET,))
-
-    assert scrubber.feed(b"data: hello\n\n") == b"data: hello\n\n"
-    assert scrubber.feed(b"data: sk-re") == b"data: "
-    assert scrubber.feed(b"fused\n\n") == b"sk-refused\n\n"
+    assert out == b"a" + b"*" * len(RAW) + b"sk-"
 
 
-def test_several_needles_are_all_scrubbed_and_counted() -> None:
-    scrubber = Scrubber((b"first-secret", b"c2Vjb25k"))
+def test_several_secrets_are_all_scrubbed_and_counted() -> None:
+    scrubber = Scrubber(guarded(b"first-secret", b"c2Vjb25k"))
 
     assert scrubber.feed(b"a first-secret b c2Vjb25k c first-") == b"a ************ b ******** c "
     assert scrubber.feed(b"secret") == b"************"
@@ -77,27 +145,100 @@ def test_several_needles_are_all_scrubbed_and_counted() -> None:
     SCRUB, "self._held, self._shown = window[-hold:], shown[-hold:]", "self._held = self._shown = shown[-hold:]"
 )
 def test_secrets_that_overlap_are_all_overwritten_however_they_are_cut(words: list[bytes], places: list[int]) -> None:
-    needles = (b"abcd", b"abc", b"bcda", b"cdab")
+    texts = (b"abcd", b"abc", b"bcda", b"cdab")
     data = b"".join(words)
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     expected = bytearray(data)
-    for needle in needles:
+    for text in texts:
         for at in range(len(data)):
-            if data.startswith(needle, at):
-                expected[at : at + len(needle)] = b"*" * len(needle)
+            if data.startswith(text, at):
+                expected[at : at + len(text)] = b"*" * len(text)
 
-    out = scrubbed([data[a:b] for a, b in pairwise(edges)], *needles)
+    out = scrubbed([data[a:b] for a, b in pairwise(edges)], guarded(*texts))
 
     assert out == bytes(expected)
 
 
 @pytest.mark.guards(
-    SCRUB, "        return self._overwritten(rendered, rendered, new_from=0)\n", "        return rendered\n"
+    SCRUB, "                return self._overwritten(data, data, new_from=0)\n", "                return data\n"
 )
 def test_a_head_is_scrubbed_and_keeps_its_length() -> None:
-    head = b"HTTP/1.1 200 " + SECRET + b"\r\nLocation: https://x/?k=" + SECRET + b"\r\n\r\n"
+    head = b"HTTP/1.1 200 " + RAW + b"\r\nLocation: https://x/?k=" + RAW + b"\r\n\r\n"
 
-    out = Scrubber((SECRET,)).whole(head)
+    out = Scrubber(needles_for()).whole(head)
 
-    assert SECRET not in out
+    assert RAW not in out
     assert len(out) == len(head)
+
+
+def test_a_secret_that_repeats_itself_costs_no_more_than_its_length() -> None:
+    needles = Needles.of(("a" * 16_384, 0))
+    scrubber = Scrubber(needles)
+
+    out = b"".join(scrubber.feed(b"a" * 16_383 + b"b") for _ in range(50)) + scrubber.finish()
+
+    assert len(out) == 50 * 16_384
+
+
+# --- what holding back tells ------------------------------------------------------------------------------------------
+
+
+def held_after(text: bytes, needles: Needles) -> int:
+    """How many bytes of a piece of a stream have not passed yet."""
+    return len(text) - len(Scrubber(needles).feed(text))
+
+
+def test_a_complete_event_passes_at_once() -> None:
+    for needles in (needles_for(), needles_for("short", 0)):
+        assert held_after(b"data: hello\n\n", needles) == 0
+        assert held_after(b"data: " + PREFIX.encode() + b"\n\n", needles) == 0
+
+
+@pytest.mark.parametrize("right", range(len(PREFIX) + DECISIVE_CHARACTERS))
+@pytest.mark.guards(NEEDLES, "yield Needle(raw, len(prefix) + DECISIVE_CHARACTERS)", "yield Needle(raw, 1)")
+def test_a_guess_of_few_characters_is_not_answered_by_a_delay(right: int) -> None:
+    """However many of them are right: the next one is held back no more than a wrong one."""
+    guess = RAW[:right]
+    wrong = guess[:-1] + b"~" if guess else b"~"
+
+    assert held_after(b"x " + guess, needles_for()) == held_after(b"x " + wrong, needles_for()) == 0
+
+
+def test_enough_of_a_guarded_secret_is_held_back_until_it_is_decided() -> None:
+    enough = RAW[: len(PREFIX) + DECISIVE_CHARACTERS]
+    scrubber = Scrubber(needles_for())
+
+    assert scrubber.feed(b"x " + enough) == b"x "
+    assert scrubber.feed(b"~") == enough + b"~"
+
+
+@given(st.text(string.ascii_lowercase, min_size=0, max_size=30), st.text(string.ascii_lowercase, max_size=30))
+@pytest.mark.guards(SCRUB, "are_guarded else self._unended(window)", "are_guarded else self._undecided(window)")
+def test_for_a_short_secret_the_same_is_held_whatever_was_matched(one: str, other: str) -> None:
+    needles = Needles.of(("hunter2hunter2", 0))
+    length = min(len(one), len(other))
+
+    held = [held_after(b"\n" + text[:length].encode(), needles) for text in (one, other)]
+
+    assert held[0] == held[1] == min(length, needles.longest - 1)
+
+
+@pytest.mark.parametrize("form", forms_of("hunter2hunter2"))
+@pytest.mark.guards(SCRUB, "                    raise LeakError\n", "                    pass\n")
+def test_a_short_secret_blocks_the_reply(form: str) -> None:
+    text = b"before " + forms_of("hunter2hunter2")[form] + b" after"
+    needles = Needles.of(("hunter2hunter2", 0))
+
+    for cut in range(len(text) + 1):
+        scrubber = Scrubber(needles)
+        with pytest.raises(LeakError):
+            scrubber.last(scrubber.feed(text[:cut]) * 0 + text[cut:])
+        assert scrubber.hits == 1
+
+
+@pytest.mark.parametrize("unknown", [GUARDED_CHARACTERS - 1, GUARDED_CHARACTERS])
+@pytest.mark.guards(NEEDLES, "len(secret) - known >= GUARDED_CHARACTERS", "len(secret) >= GUARDED_CHARACTERS")
+def test_what_everybody_knows_of_a_secret_does_not_make_it_long(unknown: int) -> None:
+    secret = PREFIX + "".join(random.Random(1).choices(string.ascii_letters, k=unknown))
+
+    assert needles_for(secret).are_guarded is (unknown >= GUARDED_CHARACTERS)
