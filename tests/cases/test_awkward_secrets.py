@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.api import ApiError
 from tests.support.processes import Workspace
-from tests.support.upstream import Upstream
+from tests.support.upstream import Upstream, plain
 from tests.support.ways import Kind, way
 
 PLACEMENTS: dict[str, dict[str, Any]] = {
@@ -87,6 +87,7 @@ def test_one_trailing_line_feed_is_dropped_because_files_end_with_one(
 def test_a_secret_arrives_exactly(
     workspace: Workspace, upstream: Upstream, placement: str, secret: str, kind: Kind
 ) -> None:
+    upstream.default = plain(b"ok")
     store(workspace, upstream, placement, secret)
 
     assert sent(workspace, upstream, placement, kind) == secret
@@ -96,6 +97,7 @@ def test_a_secret_arrives_exactly(
 def test_a_secret_of_other_letters_arrives_where_text_can_be_carried(
     workspace: Workspace, upstream: Upstream, placement: str, kind: Kind
 ) -> None:
+    upstream.default = plain(b"ok")
     store(workspace, upstream, placement, "clé-ключ-鍵-0123456789")
 
     assert sent(workspace, upstream, placement, kind) == "clé-ключ-鍵-0123456789"

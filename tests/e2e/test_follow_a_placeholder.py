@@ -16,7 +16,7 @@ import pytest
 from tests.support.api import ApiError, Ticket
 from tests.support.processes import Deployment, Proxy, Workspace, wait_for
 from tests.support.raw_client import Response, TunnelRefusedError, connected
-from tests.support.upstream import Gate, Upstream, chunk, endless_sse, gated, mirror_headers
+from tests.support.upstream import Gate, Upstream, chunk, endless_sse, gated, mirror_headers, plain
 from tests.support.ways import Kind, Way, way
 
 TAKES_EFFECT_WITHIN_SECONDS = 5.0
@@ -236,6 +236,7 @@ TIME_IS_OVER = ("expired_placeholder", "token_expired", "token_invalid", "proxy_
 def test_an_expired_placeholder_is_refused_and_lives_again_by_renewal_in_place(
     workspace: Workspace, upstream: Upstream, secret: str, kind: Kind
 ) -> None:
+    upstream.default = plain(b"ok")
     workspace.credential("api", url=upstream.url, secret=secret)
     issued = workspace.api.ask(
         "POST",

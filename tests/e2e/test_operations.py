@@ -9,7 +9,7 @@ import pytest
 from tests.support.api import Ticket
 from tests.support.processes import Deployment, Proxy, Workspace, wait_for
 from tests.support.raw_client import dial
-from tests.support.upstream import Gate, Upstream, chunk, gated
+from tests.support.upstream import Gate, Upstream, chunk, gated, plain
 from tests.support.ways import Kind, Way, way
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -55,6 +55,7 @@ def takes_connections(proxy: Proxy) -> bool:
 def test_a_warm_proxy_serves_while_the_control_plane_does_not_answer(
     deployment: Deployment, workspace: Workspace, upstream: Upstream, ticket: Ticket, secret: str, kind: Kind
 ) -> None:
+    upstream.default = plain(b"ok")
     through = way(workspace, upstream, ticket, kind)
     assert through.ask("GET", "/warm").status == 200
 

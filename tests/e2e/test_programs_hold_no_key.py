@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.local_stack import LocalStack
 from tests.support.processes import Deployment
-from tests.support.upstream import Upstream
+from tests.support.upstream import Upstream, plain
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,7 @@ def test_a_program_sees_its_placeholder_and_nothing_else_of_ours(
 def test_a_placeholder_outlives_its_ttl_while_its_program_runs(
     upstream: Upstream, upstream_ca_file: Path, secret: str, tmp_path: Path, ttl_seconds: int, child_seconds: int
 ) -> None:
+    upstream.default = plain(b"ok")
     settings = {"COATCHECK_CONTROL_PLANE_PLACEHOLDER_TTL_SECONDS": str(ttl_seconds)}
     ask = f'curl -sS -o /dev/null -w "%{{http_code}} " -H "Authorization: Bearer $WEATHER_API_KEY" {upstream.url}/'
     script = f"for n in $(seq {child_seconds}); do {ask}$n; sleep 1; done"
