@@ -10,7 +10,7 @@ from typing import Final
 from control_plane.contract.caller import ClientId, GrantId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
-from control_plane.core.records import Change, ChangeKind, Grant, TenantAllowRule, Token
+from control_plane.core.records import Change, ChangeKind, Grant, TenantAllowRule
 from control_plane.credentials import CREDENTIAL_NOT_FOUND, invalid_field, require_tenant
 from control_plane.ports import Clock, Entropy, Records, Store, TenantScope
 from control_plane.trail import Actor, Trail
@@ -92,7 +92,7 @@ class GrantKeeper:
                 raise RefusedError(GRANT_NOT_FOUND)
             await records.grants.remove(grant_id)
             # What a proxy holds for them it holds by this grant, whose one event says it.
-            await records.tokens.revoke(await _no_longer_granted(records, grant, self._clock()), self._clock())
+            await records.tokens.revoke_no_longer_granted(grant.credential_id, self._clock())
             credential = await records.credentials.get(grant.credential_id)
             await self._published(records, "grant.remove", grant, credential.name if credential else "", by)
 
@@ -166,16 +166,6 @@ class AllowRuleKeeper:
         detail = rule.host if rule.port is None else f"{rule.host}:{rule.port}"
         event = self._trail.event(action, by=by, tenant=rule.tenant, session=rule.session, detail=detail)
         await self._trail.record(records, [event])
-
-
-async def _no_longer_granted(records: Records, gone: Grant, now: float) -> list[Token]:
-    """The placeholders that stood on this grant alone."""
-    left = await records.grants.of_credential(gone.credential_id)
-    return [
-        token
-        for token, roles in await records.tokens.usable_of_credential(gone.credential_id, now)
-        if not any(grant.applies_to(subject=token.subject, roles=roles, client=token.client) for grant in left)
-    ]
 
 
 GRANT_NOT_FOUND: Final = Refusal(

@@ -64,7 +64,7 @@ def test_the_grants_of_a_caller_are_all_told_and_nobody_elses(workspace: Workspa
 
 @pytest.mark.guards(
     "control_plane/grants.py",
-    "await records.tokens.revoke(await _no_longer_granted(records, grant, self._clock()), self._clock())",
+    "await records.tokens.revoke_no_longer_granted(grant.credential_id, self._clock())",
     "pass",
 )
 def test_a_removed_grant_takes_its_placeholders_for_good(granted: Workspace) -> None:

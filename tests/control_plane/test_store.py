@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -328,7 +328,6 @@ async def test_a_tenants_scope_sees_nothing_of_another(store: SqlStore) -> None:
         assert await records.sessions.get(session().id) is None
         assert await records.tokens.get(token().id) is None
         assert await records.tokens.by_fingerprint(token().sha256) is None
-        assert await records.tokens.usable_of_credential(credential().id, 0.0) == []
         assert await records.tokens.usable_without_session(client().id, 0.0) == []
         assert await records.sessions.live_of_runtime(client().id, 0.0) == []
         assert await records.hot.token_facts(token().sha256) is None
@@ -510,7 +509,65 @@ async def test_a_token_is_revoked_once(store: SqlStore) -> None:
 
     async with store.read(TenantScope(ACME)) as records:
         assert await records.tokens.get(token().id) == token(revoked_at=5.5)
-        assert await records.tokens.usable_of_credential(credential().id, 0.0) == []
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py",
+    "or_(GRANTS.c.client.is_(None), GRANTS.c.client == TOKENS.c.client),\n                or_(GRANTS.c.subject",
+    "true(),\n                or_(GRANTS.c.subject",
+)
+async def test_the_database_agrees_with_the_rule_on_who_is_still_granted(store: SqlStore) -> None:
+    """Every combination of subject, roles and client, against every kind of grant that may be left."""
+    await fill(store, ACME)
+    sessions = {roles: session(id=SessionId(f"ses_{len(roles)}"), roles=roles) for roles in ((), ("a",), ("a", "b"))}
+    tokens = [
+        (
+            token(
+                id=PlaceholderId(f"ph_{number}"),
+                sha256=f"{number:064}",
+                subject=SubjectId(subject),
+                client=ClientId(client_id),
+                session=sessions[roles].id if roles is not None else None,
+            ),
+            roles or (),
+        )
+        for number, (subject, client_id, roles) in enumerate(
+            product(("alice", "bob"), ("one", "two"), (None, (), ("a",), ("a", "b")))
+        )
+    ]
+    left = [
+        grant(
+            subject=SubjectId(subject) if subject else None,
+            role=role,
+            client=ClientId(client_id) if client_id else None,
+        )
+        for (subject, role), client_id in product((("alice", None), (None, "a"), (None, "b")), (None, "one"))
+    ]
+    async with store.write(TenantScope(ACME)) as records:
+        for one in sessions.values():
+            await records.sessions.add(one)
+
+    for grants in ([], *([one] for one in left), left[1::3]):
+        async with store.write(TenantScope(ACME)) as records:
+            for placeholder, _ in tokens:
+                await records.tokens.add(placeholder)
+            await records.grants.remove(grant().id)
+            for number, remaining in enumerate(grants):
+                await records.grants.add(replace(remaining, id=GrantId(f"left_{number}")))
+
+            await records.tokens.revoke_no_longer_granted(credential().id, 7.5)
+
+            for placeholder, roles in tokens:
+                expected = any(
+                    remaining.applies_to(subject=placeholder.subject, roles=roles, client=placeholder.client)
+                    for remaining in grants
+                )
+                found = await records.tokens.get(placeholder.id)
+                assert found is not None
+                assert (found.revoked_at is None) == expected, (placeholder, roles, grants)
+            assert await records.tokens.purge(dead_before=9e9, limit=1000) >= len(tokens)
+            for number in range(len(grants)):
+                await records.grants.remove(GrantId(f"left_{number}"))
 
 
 async def test_an_audit_event_is_stored_once(store: SqlStore) -> None:

@@ -176,6 +176,11 @@ class Transaction:
         """An insert that can say what happens where the row is already there."""
         return postgresql_insert(table) if self.is_postgresql else sqlite_insert(table)
 
+    def each_text_of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """The texts of a JSON list, as a column of rows of their own."""
+        each = func.json_array_elements_text if self.is_postgresql else func.json_each
+        return each(column).table_valued("value", joins_implicitly=True).c.value
+
     @property
     def is_postgresql(self) -> bool:
         return self._connection.dialect.name == "postgresql"
@@ -438,21 +443,6 @@ class SqlTokens:
         newest_first = statement.order_by(TOKENS.c.created_at.desc(), TOKENS.c.id.desc()).limit(limit)
         return to_records(Token, await self._tx.rows(newest_first))
 
-    async def usable_of_credential(
-        self, credential: CredentialId, now: float
-    ) -> Sequence[tuple[Token, tuple[str, ...]]]:
-        statement = (
-            select(TOKENS, SESSIONS.c.roles.label("session_roles"))
-            .select_from(TOKENS.outerjoin(SESSIONS, SESSIONS.c.id == TOKENS.c.session))
-            .where(
-                TOKENS.c.credential_id == credential,
-                TOKENS.c.revoked_at.is_(None),
-                or_(TOKENS.c.expires_at > now, _is_live(now)),
-                self._tx.mine(TOKENS.c.tenant),
-            )
-        )
-        return [(to_record(Token, row), tuple(row["session_roles"] or ())) for row in await self._tx.rows(statement)]
-
     async def usable_without_session(self, client: ClientId, now: float) -> Sequence[Token]:
         statement = select(TOKENS).where(
             TOKENS.c.client == client,
@@ -473,6 +463,21 @@ class SqlTokens:
 
     async def revoke_of_credential(self, credential: CredentialId, at: float) -> None:
         await self._tx.change(self._revocation(TOKENS.c.credential_id == credential, at))
+
+    async def revoke_no_longer_granted(self, credential: CredentialId, at: float) -> None:
+        # One statement, however many there are: none of them becomes an object on the event loop.
+        role = self._tx.each_text_of(SESSIONS.c.roles)
+        of_session = select(SESSIONS.c.id).where(SESSIONS.c.id == TOKENS.c.session, role == GRANTS.c.role)
+        of_a_role = exists(of_session.correlate(TOKENS, GRANTS))
+        granted = exists(
+            select(GRANTS.c.id).where(
+                GRANTS.c.credential_id == TOKENS.c.credential_id,
+                GRANTS.c.tenant == TOKENS.c.tenant,
+                or_(GRANTS.c.client.is_(None), GRANTS.c.client == TOKENS.c.client),
+                or_(GRANTS.c.subject == TOKENS.c.subject, and_(GRANTS.c.role.is_not(None), of_a_role)),
+            )
+        )
+        await self._tx.change(self._revocation(and_(TOKENS.c.credential_id == credential, ~granted), at))
 
     async def revoke_of_sessions(self, sessions: Sequence[Session], at: float) -> None:
         # With the tenant, since the index begins with it.
