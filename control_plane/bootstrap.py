@@ -43,6 +43,7 @@ from control_plane.api.wellknown import WellKnownApi
 from control_plane.audit_keys import AuditKeys
 from control_plane.chaining import RETENTION_SECONDS, Chaining
 from control_plane.chaining import ROUND_SECONDS as CHAINING_SECONDS
+from control_plane.client_tokens import ClientTokens
 from control_plane.clients_file import read_clients_file, read_secret_file
 from control_plane.config import DatabaseSettings, Settings
 from control_plane.contract.destination import split_authority
@@ -51,17 +52,21 @@ from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.credentials import CredentialKeeper
 from control_plane.custody import Custody
 from control_plane.database import migrate_once, opened
+from control_plane.direct import DirectMode
 from control_plane.exchange import Exchange
 from control_plane.faults import AtPoint, armed, nothing_happens
 from control_plane.grants import AllowRuleKeeper, GrantKeeper
 from control_plane.hardening import forbid_core_dumps
 from control_plane.identification import Identification
+from control_plane.injectors import Injectors
+from control_plane.introspection import Introspection
 from control_plane.issuance import Issuance
 from control_plane.issuers import IssuerKeeper
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, Entropy, Outbound, Wake
 from control_plane.probing import Prober
+from control_plane.proof import Proofs
 from control_plane.registry import Registry
 from control_plane.resolution import Resolution
 from control_plane.rotation import ROUND_SECONDS as ROTATION_SECONDS
@@ -167,19 +172,29 @@ async def _assembled(
         issuer=issuer,
         session_seconds=settings.session_seconds,
     )
+    injectors = Injectors(store, trail, clock=clock)
     exchange = Exchange(
         store,
         own_keys,
+        Proofs(store, own_keys, identification, clock=clock, issuer=issuer),
+        sessions,
         issuance,
+        injectors,
+        DirectMode(store, custody, clock=clock, is_single_tenant=settings.platform_tenancy == "single"),
         trail,
         clock=clock,
-        issuer=issuer,
         placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
     )
     versions = Versions(custody, clock)
     probe_caller = HttpProbeCaller(proxy_base_url=settings.proxy_base_url, ca_files=settings.outbound_ca_files)
     prober = Prober(issuance, probe_caller, entropy=entropy)
     rotations = RotationKeeper(store, versions, prober, trail, clock=clock, entropy=entropy)
+    oauth = OAuthApi(
+        access,
+        exchange,
+        ClientTokens(store, own_keys, trail, clock=clock, entropy=entropy, issuer=issuer),
+        Introspection(store, own_keys, trail, clock=clock, issuer=issuer),
+    )
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,
@@ -199,13 +214,14 @@ async def _assembled(
         store=store,
         wake=hints.wake,
         rotations=rotations,
+        injectors=injectors,
         clock=clock,
     )
     issuers = IssuerKeeper(store, identification, trail, clock=clock, own_issuer=issuer)
     audit = AuditApi(access, TrailExport(store), audit_keys, store)
     routers = [  # looked through in this order: what requests wait for first
         internal.router(),
-        OAuthApi(access, exchange).router(),
+        oauth.router(),
         SessionsApi(access, sessions).router(),
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),

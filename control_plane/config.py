@@ -88,6 +88,8 @@ class Settings(DatabaseSettings):
     admin_token_file: Path | None = None
     """None: there is no administrator, and the routes that need one refuse."""
     clients_file: Path | None = None
+    platform_tenancy: Literal["single", "multi"] = "multi"
+    """`single`: this installation is for one tenant, which is one of the conditions of handing out keys themselves."""
     proxy_base_url: str = ""
     """URL of the proxy's reverse listener, put in `base_url`."""
     session_seconds: PositiveInt = 43_200

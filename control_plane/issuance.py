@@ -1,26 +1,30 @@
-"""Placeholders and proxy credentials: issued, renewed in place, and the answer that carries them.
+"""Placeholders and proxy credentials: issued, renewed in place, and the answer that carries them; and, rarely, a key.
 
 Rule: a placeholder is only ever made for a `Mandate`, that is for somebody whose right to act was just checked, and
 for a credential that is granted to that somebody. The string leaves in the answer; what stays is its fingerprint.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from control_plane.contract.caller import Caller, PlaceholderId
-from control_plane.contract.credential import PlaceholderCredential
+from control_plane.contract.credential import DirectCredential, PlaceholderCredential
 from control_plane.contract.placeholder import ENTROPY_BYTES, Shape, fingerprint, mint
 from control_plane.contract.placeholder import TokenKind as Marker
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.secret import Secret
+from control_plane.core.delegation import Chain
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.core.presets import PRESETS
 from control_plane.core.records import Credential, Grant, Token, TokenKind
 from control_plane.core.targeting import NOT_FOUND, Target, choose
 from control_plane.own_keys import OwnKeyring
-from control_plane.ports import Clock, Entropy, Records
+from control_plane.ports import Clock, Entropy, Records, TakenError
 
 PROXY_CREDENTIAL_SHAPE: Final = Shape(prefix="")
+_ID_PREFIXES: Final = {TokenKind.PLACEHOLDER: "ph", TokenKind.PROXY_CREDENTIAL: "pc", TokenKind.DIRECT: "dc"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,16 @@ class Mandate:
     roles: tuple[str, ...]
     not_after: float | None
     """The session's end, which nothing issued outlives. None: there is no session."""
+    act: Chain = ()
+    """Who acts for the subject; the one who acts now first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A credential, and the grants that let somebody use it now."""
+
+    credential: Credential
+    grants: tuple[Grant, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -54,6 +68,21 @@ class IssuedProxyCredential:
     expires_in: int
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class IssuedDirect:
+    """The key itself. Never logged."""
+
+    key: DirectCredential
+    token: Token
+    """What stands for it in the store: whose it is, and for which subject token it was given."""
+    credential: Credential
+    expires_in: int
+
+    @property
+    def base_url(self) -> str:
+        return self.credential.destinations[0].url
+
+
 class Issuance:
     def __init__(
         self,
@@ -75,19 +104,20 @@ class Issuance:
         """
         await self._own_keys.rings()
 
-    async def granted(self, records: Records, mandate: Mandate, target: Target) -> Credential:
+    async def granted(self, records: Records, mandate: Mandate, target: Target) -> Granted:
         """The credential that is meant, among those granted now. Raises `RefusedError`."""
-        pairs = await records.hot.granted(
-            subject=mandate.caller.subject,
-            roles=mandate.roles,
-            client=mandate.caller.client,
-            tenant=mandate.caller.tenant,
-        )
-        now = self._clock()
-        return choose([credential for credential, grants in pairs if live(grants, now)], target)
+        found = await self._all_granted(records, mandate)
+        meant = choose([granted.credential for granted in found], target)
+        return next(granted for granted in found if granted.credential is meant)
 
     async def still_granted(self, records: Records, mandate: Mandate, token: Token) -> Credential:
         """The credential of a placeholder that is to be renewed. Raises `RefusedError(credential_not_found)`."""
+        for granted in await self._all_granted(records, mandate):
+            if granted.credential.id == token.credential_id:
+                return granted.credential
+        raise RefusedError(NOT_FOUND)
+
+    async def _all_granted(self, records: Records, mandate: Mandate) -> list[Granted]:
         pairs = await records.hot.granted(
             subject=mandate.caller.subject,
             roles=mandate.roles,
@@ -95,16 +125,15 @@ class Issuance:
             tenant=mandate.caller.tenant,
         )
         now = self._clock()
-        for credential, grants in pairs:
-            if credential.id == token.credential_id and live(grants, now):
-                return credential
-        raise RefusedError(NOT_FOUND)
+        return [Granted(credential, live(grants, now)) for credential, grants in pairs if live(grants, now)]
 
-    async def new(self, records: Records, mandate: Mandate, credential: Credential, *, ttl_seconds: int) -> Issued:
+    async def new(
+        self, records: Records, mandate: Mandate, credential: Credential, *, ttl_seconds: int, scope: str = ""
+    ) -> Issued:
         """A fresh placeholder and a fresh proxy credential, both recorded by fingerprint."""
         base_url = self._base_url(credential)
         text, token = await self._record(
-            records, mandate, TokenKind.PLACEHOLDER, credential=credential, ttl_seconds=ttl_seconds
+            records, mandate, TokenKind.PLACEHOLDER, credential=credential, ttl_seconds=ttl_seconds, scope=scope
         )
         proxy_credential, _ = await self._record(
             records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=ttl_seconds
@@ -182,29 +211,64 @@ class Issuance:
         *,
         credential: Credential | None,
         ttl_seconds: int,
+        scope: str = "",
     ) -> tuple[str, Token]:
         shape, marker = (PROXY_CREDENTIAL_SHAPE, Marker.PROXY_CREDENTIAL)
         if credential is not None:
             shape, marker = shape_of(credential), Marker.PLACEHOLDER
-        now = self._clock()
         tag_key = (await self._own_keys.rings()).tags[0]
         text = mint(shape, marker, tag_key=tag_key, entropy=self._entropy(ENTROPY_BYTES))
-        token = Token(
-            sha256=fingerprint(text),
-            id=PlaceholderId(new_id("ph" if credential else "pc", self._entropy(ID_ENTROPY_BYTES))),
+        token = self._token(mandate, kind, fingerprint(text), credential, ttl_seconds, scope)
+        await records.tokens.add(token)
+        return text, token
+
+    def _token(
+        self,
+        mandate: Mandate,
+        kind: TokenKind,
+        sha256: str,
+        credential: Credential | None,
+        ttl_seconds: int,
+        scope: str,
+    ) -> Token:
+        now, caller = self._clock(), mandate.caller
+        return Token(
+            sha256=sha256,
+            id=PlaceholderId(new_id(_ID_PREFIXES[kind], self._entropy(ID_ENTROPY_BYTES))),
             kind=kind,
-            tenant=mandate.caller.tenant,
-            subject=mandate.caller.subject,
-            session=mandate.caller.session,
-            client=mandate.caller.client,
+            tenant=caller.tenant,
+            subject=caller.subject,
+            session=caller.session,
+            client=caller.client,
             credential_id=credential.id if credential else None,
             ttl_seconds=ttl_seconds,
             created_at=now,
             expires_at=_expiry(mandate, ttl_seconds, now),
             revoked_at=None,
+            scope=scope,
+            act=mandate.act,
         )
-        await records.tokens.add(token)
-        return text, token
+
+    async def handed_out(
+        self,
+        records: Records,
+        mandate: Mandate,
+        credential: Credential,
+        secret: Secret,
+        *,
+        for_token: str,
+        ttl_seconds: int,
+    ) -> IssuedDirect:
+        """The key itself, once for each subject token. Raises `RefusedError(token_invalid)` the second time."""
+        once = hashlib.sha256(f"direct\0{for_token}\0{credential.id}".encode()).hexdigest()
+        token = self._token(mandate, TokenKind.DIRECT, once, credential, ttl_seconds, "")
+        try:
+            await records.tokens.add(token)
+        except TakenError:
+            raise RefusedError(HANDED_OUT_ALREADY) from None
+        return IssuedDirect(
+            DirectCredential(secret), token, credential, max(0, int(token.expires_at - token.created_at))
+        )
 
     def _base_url(self, credential: Credential) -> str:
         if not self._proxy_base_url:
@@ -234,4 +298,9 @@ ENDPOINT_UNRESOLVED: Final = Refusal(
     RefusalCode.ENDPOINT_UNRESOLVED,
     "the control plane does not know the address of the egress proxy",
     "set COATCHECK_CONTROL_PLANE_PROXY_BASE_URL to the URL of the proxy's reverse listener",
+)
+HANDED_OUT_ALREADY: Final = Refusal(
+    RefusalCode.TOKEN_INVALID,
+    "a key is handed out once for each subject token, and for this one it was",
+    "get a fresh session token with POST /v1/sessions/{id}/token",
 )

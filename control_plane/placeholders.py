@@ -64,9 +64,9 @@ class PlaceholderKeeper:
             await require_tenant(records, tenant)
             client = await self._client(records, tenant, new.client)
             mandate = await self._mandate(records, tenant, new, client, by)
-            credential = await self._issuance.granted(records, mandate, Target(new.audience, None))
+            credential = (await self._issuance.granted(records, mandate, Target(new.audience, None))).credential
             issued = await self._issuance.new(records, mandate, credential, ttl_seconds=new.ttl_seconds)
-            await records.audit.append([self._event("placeholder.issue", issued.token, by, credential.name)])
+            await self._trail.record(records, [self._event("placeholder.issue", issued.token, by, credential.name)])
             return issued
 
     async def revoke(self, tenant: TenantId, token_id: PlaceholderId, *, by: Actor) -> None:

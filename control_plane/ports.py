@@ -22,6 +22,7 @@ from control_plane.core.records import (
     Credential,
     CredentialVersion,
     Grant,
+    Injector,
     KeyPurpose,
     OwnKey,
     PublishedChange,
@@ -31,6 +32,7 @@ from control_plane.core.records import (
     TenantAllowRule,
     Token,
     TokenKind,
+    Use,
 )
 
 Clock = Callable[[], float]
@@ -172,6 +174,11 @@ class Sessions(Protocol):
     async def replace(self, session: Session) -> None: ...
     async def live_of_runtime(self, runtime: ClientId, now: float) -> Sequence[Session]: ...
     async def end(self, sessions: Sequence[Session], at: float) -> None: ...
+    async def to_erase(self, runtime: ClientId, *, after: SessionId | None, limit: int) -> Sequence[Session]:
+        """Sessions of that runtime that were ended and of which it may still keep something, by id."""
+        ...
+
+    async def live_of_subject(self, subject: SubjectId, now: float) -> Sequence[Session]: ...
     async def purge(self, *, over_before: float, limit: int) -> int:
         """Forgets sessions that were over before that moment, with what still hangs on them; how many."""
         ...
@@ -201,6 +208,10 @@ class Tokens(Protocol):
         """Those of a client that hang on no session: neither revoked nor expired."""
         ...
 
+    async def any_usable_of_before(self, created_before: float, now: float) -> bool:
+        """Whether a token that was made before that moment could still be used or renewed."""
+        ...
+
     async def purge(self, *, dead_before: float, limit: int) -> int:
         """Forgets tokens that could not be used or renewed any more at that moment; how many."""
         ...
@@ -211,6 +222,25 @@ class OwnKeys(Protocol):
     async def list(self, purpose: KeyPurpose) -> Sequence[OwnKey]:
         """Newest first."""
         ...
+
+    async def remove(self, keys: Sequence[OwnKey]) -> None: ...
+
+
+class Injectors(Protocol):
+    async def list(self) -> Sequence[Injector]: ...
+    async def seen(self, injector: ClientId, at: float) -> bool:
+        """Notes that it is alive. True: it was not registered before."""
+        ...
+
+    async def remove(self, injector: ClientId) -> bool: ...
+
+
+class Uses(Protocol):
+    async def note(self, uses: Sequence["NewUse"]) -> None:
+        """Adds requests to what was used before. A credential that is gone has no uses."""
+        ...
+
+    async def list(self, subject: SubjectId | None) -> Sequence[Use]: ...
 
 
 class Issuers(Protocol):
@@ -326,6 +356,19 @@ class AuditChain(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class NewUse:
+    """Requests that a proxy reports: by names, as its audit events have them."""
+
+    tenant: TenantId
+    subject: SubjectId
+    client: ClientId
+    credential: str
+    host: str
+    at: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """Where the outbox stands in this transaction."""
 
@@ -384,6 +427,10 @@ class Records(Protocol):
     def issuers(self) -> Issuers: ...
     @property
     def used_assertions(self) -> UsedAssertions: ...
+    @property
+    def injectors(self) -> Injectors: ...
+    @property
+    def uses(self) -> Uses: ...
     @property
     def outbox(self) -> Outbox: ...
     @property

@@ -30,6 +30,7 @@ from control_plane.contract.wire import (
 from control_plane.core.presets import probe_of
 from control_plane.core.records import Credential, CredentialVersion, Grant, RotationPhase, Session, TokenKind
 from control_plane.core.rotation import PROBE_CLIENT, version_for
+from control_plane.core.scopes import narrowed_by_token
 from control_plane.custody import Custody, UnopenableError, open_secret
 from control_plane.issuance import live
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TokenFacts, UnreadableRowError
@@ -157,7 +158,7 @@ class Resolution:
             return None
         version = version_for(token.subject, current=credential.current_version, rotation=facts.rotation)
         grants = await self._grants(records, facts, credential)
-        scopes = tuple(grant.scope for grant in grants)
+        scopes = narrowed_by_token([grant.scope for grant in grants], token.scope)
         if token.client == PROBE_CLIENT:
             version, scopes = _probed(facts, credential)
         return Binding(

@@ -28,7 +28,7 @@ async def end_sessions(records: Records, sessions: Sequence[Session], *, at: flo
 
 def _change(token: Token) -> Change:
     match token.kind:
-        case TokenKind.PLACEHOLDER:
+        case TokenKind.PLACEHOLDER | TokenKind.DIRECT:
             return Change(ChangeKind.PLACEHOLDER, token.tenant, token.id, revoked=True)
         case TokenKind.PROXY_CREDENTIAL:
             # A proxy knows a cached caller by the fingerprint of its proxy credential.

@@ -4,13 +4,17 @@ Rule: the store owns a session's existence, owner and end. A token only says whi
 here. Whoever may not see a session hears that there is none.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from control_plane.access import FORBIDDEN
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
+from control_plane.contract.headers import SESSION_TOKEN_TYP
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import AuditEvent
+from control_plane.core.delegation import Chain, Party
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.core.records import (
     SUBJECT_ASSERT,
@@ -18,11 +22,11 @@ from control_plane.core.records import (
     ClientKind,
     Session,
 )
-from control_plane.core.session_token import LIFETIME_SECONDS, SessionClaims
+from control_plane.core.session_token import LIFETIME_SECONDS, SessionClaims, to_payload
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, Records, Store, TenantScope
 from control_plane.revocation import end_sessions
-from control_plane.trail import Actor, Trail
+from control_plane.trail import Actor, Trail, acted
 
 SESSION_NOT_FOUND: Final = Refusal(
     RefusalCode.SESSION_NOT_FOUND,
@@ -45,6 +49,12 @@ class Opening:
     subject: SubjectId
     roles: tuple[str, ...]
     runtime: ClientId
+    act: Chain = ()
+    """Who opens it on the subject's behalf."""
+    may_act: Mapping[str, Any] | None = None
+    not_after: float | None = None
+    """The end of what it is opened by, which it never outlives. None: it has no end of its own."""
+    joined_by: ClientId | None = None
 
 
 class Sessions:
@@ -64,7 +74,7 @@ class Sessions:
         self._trail = trail
         self._clock = clock
         self._entropy = entropy
-        self._issuer = issuer
+        self.issuer = issuer
         self._session_seconds = session_seconds
 
     async def open(self, opening: Opening, *, by: Actor) -> Session:
@@ -87,13 +97,15 @@ class Sessions:
             subject=opening.subject,
             roles=opening.roles,
             runtime=opening.runtime,
-            joined_by=None,
+            joined_by=opening.joined_by,
             created_at=now,
-            not_after=now + self._session_seconds,
+            not_after=min(now + self._session_seconds, opening.not_after or math.inf),
             ended_at=None,
+            act=opening.act,
+            may_act=opening.may_act,
         )
         await records.sessions.add(session)
-        await records.audit.append([self._event("session.open", session, by)])
+        await self._trail.record(records, [self._event("session.open", session, by)])
         return session
 
     async def token(self, session: Session) -> SessionToken:
@@ -103,7 +115,7 @@ class Sessions:
             raise RefusedError(SESSION_NOT_FOUND)
         expires_at = min(now + LIFETIME_SECONDS, session.not_after)
         claims = SessionClaims(
-            issuer=self._issuer,
+            issuer=self.issuer,
             audience=session.runtime,
             subject=session.subject,
             tenant=session.tenant,
@@ -113,12 +125,15 @@ class Sessions:
             expires_at=expires_at,
             session_expires_at=session.not_after,
             token_id=new_id("jti", self._entropy(ID_ENTROPY_BYTES)),
+            act=session.act,
+            may_act=session.may_act,
         )
-        return SessionToken(await self._own_keys.sign(claims), max(1, int(expires_at - now)))
+        text = await self._own_keys.sign(to_payload(claims), typ=SESSION_TOKEN_TYP)
+        return SessionToken(text, max(1, int(expires_at - now)))
 
     async def verified_owner(self, unverified_token: str) -> SessionClaims:
         """A session token presented to the control plane by its owner. Raises `InvalidSessionTokenError`."""
-        return await self._own_keys.verify(unverified_token, issuer=self._issuer, audience=None)
+        return await self._own_keys.verify(unverified_token, issuer=self.issuer, audience=None)
 
     async def find(self, session_id: SessionId) -> Session:
         """Raises `RefusedError(session_not_found)`. Who may see it is for the edge to check."""
@@ -138,7 +153,13 @@ class Sessions:
             await self._trail.record(records, [self._event("session.end", current, by)])
 
     def _event(self, action: str, session: Session, by: Actor) -> AuditEvent:
-        return self._trail.event(action, by=by, tenant=session.tenant, subject=session.subject, session=session.id)
+        event = self._trail.event(action, by=by, tenant=session.tenant, subject=session.subject, session=session.id)
+        return acted(event, session.act)
+
+
+def party_of(client: Client, issuer: str) -> Party:
+    """A client that acts for a subject."""
+    return Party(subject=client.id, issuer=issuer, client=client.id)
 
 
 def asserts_subjects_in(client: Client, tenant: TenantId) -> bool:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
@@ -18,6 +18,7 @@ import structlog
 from control_plane.contract.refusal import Refusal
 from control_plane.contract.wire import AuditEvent
 from control_plane.core.audit import cleaned, gap
+from control_plane.core.delegation import Chain, in_words
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.ports import Clock, Entropy, Records
 
@@ -28,6 +29,7 @@ REPAIRS: Final = frozenset(
         "client.delete",
         "credential.delete",
         "credential.rotate",
+        "direct.revoke",
         "grant.remove",
         "placeholder.revoke",
         "proxy_credential.revoke",
@@ -212,3 +214,8 @@ class Trail:
                 extra={"by": by.name},
             )
         )
+
+
+def acted(event: AuditEvent, chain: Chain) -> AuditEvent:
+    """The event with who acted for its subject."""
+    return cleaned(replace(event, extra={**event.extra, "act": in_words(chain)})) if chain else event

@@ -35,10 +35,12 @@ from control_plane.contract.wire import (
 )
 from control_plane.core.audit import cleaned, dated, gap
 from control_plane.core.records import Client, ClientKind, PublishedChange
+from control_plane.injectors import Injectors
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
 from control_plane.resolution import Resolution
 from control_plane.rotation import RotationKeeper
+from control_plane.trail import Actor
 
 _EVENTS_AT_ONCE: Final = 500
 _JSON: Final = "application/json"
@@ -55,6 +57,7 @@ class InternalApi:
     store: Store
     wake: Wake
     rotations: RotationKeeper
+    injectors: Injectors
     clock: Clock
 
     def router(self) -> APIRouter:
@@ -63,6 +66,7 @@ class InternalApi:
         router.add_api_route("/tag-keys", self.tag_keys, methods=["GET"])
         router.add_api_route("/events", self.events, methods=["GET"])
         router.add_api_route("/audit", self.audit, methods=["POST"])
+        router.add_api_route("/injector", self.injector, methods=["POST"])
         return router
 
     async def resolve(self, request: Request) -> Response:
@@ -77,6 +81,12 @@ class InternalApi:
             position = await records.outbox.position()
         keys = TagKeys(tuple(key.hex() for key in rings.tags), epoch=position.epoch, as_of=position.sequence)
         return Response(write(TAG_KEYS, keys), media_type=_JSON)
+
+    async def injector(self, request: Request) -> Response:
+        """That this proxy is there and swaps: registered by the first call, alive by every further one."""
+        proxy = await self._proxy(request)
+        await self.injectors.seen(proxy, by=Actor(proxy.id, request_id(request)))
+        return Response(status_code=204)
 
     async def events(self, request: Request) -> Response:
         await self._proxy(request)

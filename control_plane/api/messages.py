@@ -28,7 +28,12 @@ from control_plane.contract.destination import (
     is_plain_path,
     parse_destination,
 )
-from control_plane.contract.headers import TOKEN_TYPE_PLACEHOLDER, TOKEN_TYPE_PROXY_CREDENTIAL
+from control_plane.contract.headers import (
+    TOKEN_TYPE_DIRECT,
+    TOKEN_TYPE_JWT,
+    TOKEN_TYPE_PLACEHOLDER,
+    TOKEN_TYPE_PROXY_CREDENTIAL,
+)
 from control_plane.contract.placement import (
     BEARER,
     InvalidPlacementError,
@@ -37,14 +42,16 @@ from control_plane.contract.placement import (
     placement_to_json,
 )
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
+from control_plane.core.client_token import LIFETIME_SECONDS
+from control_plane.core.delegation import to_act
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
 from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
-from control_plane.core.records import Client, Rotation, Session, TenantAllowRule
+from control_plane.core.records import SUBJECT_ASSERT, Client, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
-from control_plane.issuance import Issued, IssuedProxyCredential
+from control_plane.issuance import Issued, IssuedDirect, IssuedProxyCredential
 from control_plane.placeholders import NamedToken
 
 MAX_ITEMS: Final = 64
@@ -291,6 +298,16 @@ class PlaceholderIn(_Incoming):
     session: bool = False
 
 
+class MayActIn(_Incoming):
+    """Somebody, by each of these that is there: a subject, and for a client its id."""
+
+    sub: Printable
+    client_id: ClientName | None = None
+
+    def to_claim(self) -> dict[str, str]:
+        return {"sub": self.sub, **({"client_id": self.client_id} if self.client_id is not None else {})}
+
+
 class SessionIn(_Incoming):
     """An administrator names tenant and subject; a client with `subject:assert` names a subject of its own tenant; with
     the token of a trusted issuer both are the token's own."""
@@ -299,6 +316,8 @@ class SessionIn(_Incoming):
     subject: Printable | None = None
     tenant: TenantName | None = None
     roles: Annotated[list[Printable], Field(max_length=MAX_ITEMS)] = []
+    may_act: MayActIn | None = None
+    """Who may act for the subject with an actor token (RFC 8693 §4.4). None: nobody."""
 
 
 # --- outgoing --------------------------------------------------------------------------------------------------------
@@ -572,6 +591,8 @@ class ExchangeOut(_Outgoing):
     variables: list[str]
     destinations: list[str]
     id: str
+    act: dict[str, Any] | None
+    """Who acts for the subject (RFC 8693 §4.1). None: the subject itself."""
 
     @classmethod
     def of(cls, issued: Issued) -> "ExchangeOut":
@@ -582,7 +603,7 @@ class ExchangeOut(_Outgoing):
             issued_token_type=TOKEN_TYPE_PLACEHOLDER,
             token_type="Bearer" if credential.placements[0] == BEARER else "N_A",
             expires_in=issued.expires_in,
-            scope="",
+            scope=token.scope,
             upstream_credential=UpstreamCredentialOut.model_validate(upstream),
             proxy_credential=issued.proxy_credential,
             base_url=issued.base_url,
@@ -595,6 +616,7 @@ class ExchangeOut(_Outgoing):
             variables=list(credential.variables),
             destinations=[destination.url for destination in credential.destinations],
             id=token.id,
+            act=to_act(token.act),
         )
 
 
@@ -611,6 +633,7 @@ class ProxyCredentialOut(_Outgoing):
     tenant: str
     session_id: str | None
     id: str
+    act: dict[str, Any] | None
 
     @classmethod
     def of(cls, issued: IssuedProxyCredential) -> "ProxyCredentialOut":
@@ -625,7 +648,94 @@ class ProxyCredentialOut(_Outgoing):
             tenant=issued.token.tenant,
             session_id=issued.token.session,
             id=issued.token.id,
+            act=to_act(issued.token.act),
         )
+
+
+class DirectOut(_Outgoing):
+    """RFC 8693 §2.2.1 for a key itself. Holds it: for its owner alone, and once."""
+
+    access_token: str
+    issued_token_type: str
+    token_type: Literal["Bearer", "N_A"]
+    expires_in: int
+    """How long the receiver may keep it; the key itself may be good for longer."""
+    scope: str
+    upstream_credential: UpstreamCredentialOut
+    base_url: str
+    placement: dict[str, str]
+    placements: list[dict[str, str]]
+    subject: str
+    tenant: str
+    session_id: str | None
+    credential: str
+    variables: list[str]
+    destinations: list[str]
+    id: str
+    act: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, issued: IssuedDirect) -> "DirectOut":
+        credential, token = issued.credential, issued.token
+        upstream = to_wire(issued.key)
+        return cls(
+            access_token=upstream["value"],
+            issued_token_type=TOKEN_TYPE_DIRECT,
+            token_type="Bearer" if credential.placements[0] == BEARER else "N_A",
+            expires_in=issued.expires_in,
+            scope="",
+            upstream_credential=UpstreamCredentialOut.model_validate(upstream),
+            base_url=issued.base_url,
+            placement=placement_to_json(credential.placements[0]),
+            placements=[placement_to_json(placement) for placement in credential.placements],
+            subject=token.subject,
+            tenant=token.tenant,
+            session_id=token.session,
+            credential=credential.name,
+            variables=list(credential.variables),
+            destinations=[destination.url for destination in credential.destinations],
+            id=token.id,
+            act=to_act(token.act),
+        )
+
+
+class ClientTokenOut(_Outgoing):
+    """RFC 6749 §4.4.3."""
+
+    access_token: str
+    issued_token_type: str
+    token_type: Literal["Bearer"]
+    expires_in: int
+    scope: str
+
+    @classmethod
+    def of(cls, text: str) -> "ClientTokenOut":
+        return cls(
+            access_token=text,
+            issued_token_type=TOKEN_TYPE_JWT,
+            token_type="Bearer",
+            expires_in=LIFETIME_SECONDS,
+            scope=SUBJECT_ASSERT,
+        )
+
+
+class IntrospectionOut(_Outgoing):
+    """RFC 7662 §2.2. An inactive token has `active` alone; an absent member does not apply."""
+
+    active: bool
+    iss: str | None = None
+    client_id: str | None = None
+    sub: str | None = None
+    aud: str | None = None
+    scope: str | None = None
+    token_type: str | None = None
+    exp: int | None = None
+    iat: int | None = None
+    jti: str | None = None
+    tenant: str | None = None
+    session_id: str | None = None
+    credential: str | None = None
+    act: dict[str, Any] | None = None
 
 
 class SessionOut(_Outgoing):
@@ -637,6 +747,9 @@ class SessionOut(_Outgoing):
     created_at: float
     not_after: float
     ended_at: float | None
+    act: dict[str, Any] | None
+    may_act: dict[str, Any] | None
+    erased_at: float | None
 
     @classmethod
     def of(cls, session: Session) -> "SessionOut":
@@ -649,6 +762,9 @@ class SessionOut(_Outgoing):
             created_at=session.created_at,
             not_after=session.not_after,
             ended_at=session.ended_at,
+            act=to_act(session.act),
+            may_act=dict(session.may_act) if session.may_act is not None else None,
+            erased_at=session.erased_at,
         )
 
 

@@ -1,19 +1,21 @@
-"""`/oauth`: token exchange (RFC 8693) and revocation (RFC 7009), for runtimes by HTTP Basic.
+"""`/oauth`: token exchange (RFC 8693), client tokens (RFC 6749 §4.4), revocation (RFC 7009), introspection (RFC 7662).
 
 Rule: errors are OAuth's own, with a `code` from our list beside; nothing here is ever cached.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, assert_never
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from control_plane.access import Access
+from control_plane.access import Access, bearer
 from control_plane.api.errors import refusal_headers, request_id
-from control_plane.api.messages import ExchangeOut, ProxyCredentialOut
+from control_plane.api.messages import ClientTokenOut, DirectOut, ExchangeOut, IntrospectionOut, ProxyCredentialOut
+from control_plane.client_tokens import ClientTokens
+from control_plane.contract.headers import GRANT_TYPE_CLIENT_CREDENTIALS
 from control_plane.contract.refusal import RefusedError
 from control_plane.core.oauth import (
     PARAMETERS,
@@ -23,9 +25,11 @@ from control_plane.core.oauth import (
     read_token_request,
     single,
 )
+from control_plane.core.policy import Principal
 from control_plane.core.records import Client
-from control_plane.exchange import Exchange
-from control_plane.issuance import IssuedProxyCredential
+from control_plane.exchange import Exchange, Exchanged
+from control_plane.introspection import Introspection
+from control_plane.issuance import Issued, IssuedDirect, IssuedProxyCredential
 from control_plane.trail import Actor
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -36,6 +40,8 @@ _MAX_PARAMETERS: Final = 64
 class OAuthApi:
     access: Access
     exchange: Exchange
+    client_tokens: ClientTokens
+    introspection: Introspection
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/oauth", tags=["oauth"])
@@ -45,15 +51,23 @@ class OAuthApi:
             methods=["POST"],
             summary="Exchange a session token for a placeholder or a proxy credential, or renew one in place",
             openapi_extra=_form_schema(PARAMETERS),
-            responses={200: {"model": ExchangeOut | ProxyCredentialOut}, **_RESPONSES},
+            responses={200: {"model": ExchangeOut | ProxyCredentialOut | DirectOut | ClientTokenOut}, **_RESPONSES},
         )
         router.add_api_route(
             "/revoke",
             self.revoke,
             methods=["POST"],
-            summary="Revoke a placeholder or a proxy credential",
+            summary="Revoke a placeholder, a proxy credential, or a session by its token or id",
             openapi_extra=_form_schema(("token", "token_type_hint")),
             responses=_RESPONSES,
+        )
+        router.add_api_route(
+            "/introspect",
+            self.introspect,
+            methods=["POST"],
+            summary="What a token is, for whom it was issued to and for administrators",
+            openapi_extra=_form_schema(("token", "token_type_hint")),
+            responses={200: {"model": IntrospectionOut}, **_RESPONSES},
         )
         return router
 
@@ -61,33 +75,71 @@ class OAuthApi:
         try:
             client, pairs = await self._client_and_form(request)
             by = Actor(client.id, request_id(request))
-            issued = await self.exchange(read_token_request(pairs), client=client, by=by)
+            asked = read_token_request(pairs)
+            if asked.grant_type == GRANT_TYPE_CLIENT_CREDENTIALS:
+                text = await self.client_tokens(asked, client=client, by=by)
+                return JSONResponse(ClientTokenOut.of(text).model_dump())
+            return _exchanged(await self.exchange(asked, client=client, by=by))
         except RefusedError as refused:
             return oauth_error(refused)
-        if isinstance(issued, IssuedProxyCredential):
-            return JSONResponse(ProxyCredentialOut.of(issued).model_dump())
-        return JSONResponse(ExchangeOut.of(issued).model_dump())
 
     async def revoke(self, request: Request) -> Response:
         try:
             client, pairs = await self._client_and_form(request)
-            token = single(pairs, "token")
-            if token is None:
-                raise invalid_request("token is missing")
-            await self.exchange.revoke(token, client=client, by=Actor(client.id, request_id(request)))
+            by = Actor(client.id, request_id(request))
+            await self.introspection.revoke(_token(pairs), client=client, by=by)
         except RefusedError as refused:
             return oauth_error(refused)
         return Response(status_code=200)
 
+    async def introspect(self, request: Request) -> Response:
+        """RFC 7662 §2.1. A token that is nobody's business of the caller's is inactive."""
+        try:
+            viewer = await self._viewer(request)
+            described = await self.introspection.describe(_token(await _form(request)), viewer)
+        except RefusedError as refused:
+            return oauth_error(refused)
+        return JSONResponse(described)
+
+    async def _viewer(self, request: Request) -> Client | Principal:
+        authorization = request.headers.get("authorization")
+        if bearer(authorization) is not None:
+            return await self.access.principal(authorization)
+        return await self.access.client(authorization)
+
     async def _client_and_form(self, request: Request) -> tuple[Client, Sequence[tuple[str, str]]]:
         client = await self.access.client(request.headers.get("authorization"))
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-            raise invalid_request(f"the body is {FORM} (RFC 6749 §4.1.3), not JSON")
-        try:
-            body = (await request.body()).decode("ascii")
-            return client, parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
-        except ValueError:
-            raise invalid_request("the form cannot be read") from None
+        return client, await _form(request)
+
+
+def _token(pairs: Sequence[tuple[str, str]]) -> str:
+    token = single(pairs, "token")
+    if token is None:
+        raise invalid_request("token is missing")
+    single(pairs, "token_type_hint")  # RFC 7009 §2.1: a hint, and a wrong one changes nothing
+    return token
+
+
+def _exchanged(issued: Exchanged) -> JSONResponse:
+    match issued:
+        case Issued():
+            return JSONResponse(ExchangeOut.of(issued).model_dump())
+        case IssuedProxyCredential():
+            return JSONResponse(ProxyCredentialOut.of(issued).model_dump())
+        case IssuedDirect():
+            return JSONResponse(DirectOut.of(issued).model_dump())
+        case _:
+            assert_never(issued)
+
+
+async def _form(request: Request) -> Sequence[tuple[str, str]]:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+        raise invalid_request(f"the body is {FORM} (RFC 6749 §4.1.3), not JSON")
+    try:
+        body = (await request.body()).decode("ascii")
+        return parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
+    except ValueError:
+        raise invalid_request("the form cannot be read") from None
 
 
 def oauth_error(refused: RefusedError) -> JSONResponse:

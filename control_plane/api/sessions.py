@@ -3,7 +3,7 @@
 Rule: whoever may not see a session hears that there is none, whatever the reason.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -14,13 +14,21 @@ from control_plane.api.guard import PROBLEMS, actor_of
 from control_plane.api.messages import SessionIn, SessionOut, SessionTokenOut
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import RefusedError
+from control_plane.core.delegation import Chain, InvalidDelegationError, from_act
 from control_plane.core.identity import Use, VerifiedIdentity
 from control_plane.core.names import OBJECT_ID
 from control_plane.core.policy import Action, Principal
 from control_plane.core.records import Client, Session
 from control_plane.core.session_token import InvalidSessionTokenError
 from control_plane.credentials import invalid_field
-from control_plane.sessions import SESSION_NOT_FOUND, Opening, Sessions, asserting_tenant, asserts_subjects_in
+from control_plane.sessions import (
+    SESSION_NOT_FOUND,
+    Opening,
+    Sessions,
+    asserting_tenant,
+    asserts_subjects_in,
+    party_of,
+)
 from control_plane.trail import Actor
 
 SessionPath = Annotated[str, Path(pattern=OBJECT_ID)]
@@ -56,7 +64,8 @@ class SessionsApi:
         tenant = asserting_tenant(client)
         if body.tenant not in (None, tenant) or body.roles:
             raise RefusedError(FORBIDDEN)
-        return _opening(tenant, _named_subject(body), (), body), Actor(client.id, request_id(request))
+        act = (party_of(client, self.sessions.issuer),)
+        return _opening(tenant, _named_subject(body), (), body, act=act), Actor(client.id, request_id(request))
 
     async def _opening_by_administrator(self, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
         principal = await self.access.principal(request.headers.get("authorization"))
@@ -154,11 +163,21 @@ def _opening_of(identity: VerifiedIdentity, body: SessionIn, request: Request) -
     """Tenant, subject and roles are the token's: nobody gives itself a role."""
     if body.roles or identity.tenant is None:
         raise RefusedError(FORBIDDEN)
-    return _opening(identity.tenant, identity.subject, identity.roles, body), _actor_of(identity, request)
+    try:
+        act = from_act(identity.act)
+    except InvalidDelegationError:
+        raise RefusedError(UNAUTHENTICATED) from None
+    opening = _opening(identity.tenant, identity.subject, identity.roles, body, act=act)
+    return replace(opening, may_act=opening.may_act or identity.may_act), _actor_of(identity, request)
 
 
-def _opening(tenant: TenantId, subject: SubjectId, roles: tuple[str, ...], body: SessionIn) -> Opening:
-    return Opening(tenant=tenant, subject=subject, roles=roles, runtime=ClientId(body.runtime))
+def _opening(
+    tenant: TenantId, subject: SubjectId, roles: tuple[str, ...], body: SessionIn, *, act: Chain = ()
+) -> Opening:
+    may_act = body.may_act.to_claim() if body.may_act is not None else None
+    return Opening(
+        tenant=tenant, subject=subject, roles=roles, runtime=ClientId(body.runtime), act=act, may_act=may_act
+    )
 
 
 def _named_subject(body: SessionIn) -> SubjectId:

@@ -1,13 +1,18 @@
 """What anybody may read: our public keys (RFC 7517), what the token endpoint knows (RFC 8414), whether we are alive."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter
 
-from control_plane.contract.headers import GRANT_TYPE_TOKEN_EXCHANGE
+from control_plane.contract.headers import GRANT_TYPE_CLIENT_CREDENTIALS, GRANT_TYPE_TOKEN_EXCHANGE
+from control_plane.core.records import SUBJECT_ASSERT
+from control_plane.core.scopes import METHOD, READ
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import CrossTenantReason, PlatformScope, Store
+
+AUTH_METHODS: Final = ("client_secret_basic",)
+_METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,14 @@ class WellKnownApi:
             "issuer": self.issuer,
             "token_endpoint": f"{self.issuer}/oauth/token",
             "revocation_endpoint": f"{self.issuer}/oauth/revoke",
+            "introspection_endpoint": f"{self.issuer}/oauth/introspect",
             "jwks_uri": f"{self.issuer}/.well-known/jwks.json",
-            "grant_types_supported": [GRANT_TYPE_TOKEN_EXCHANGE],
+            "grant_types_supported": [GRANT_TYPE_TOKEN_EXCHANGE, GRANT_TYPE_CLIENT_CREDENTIALS],
             "response_types_supported": [],
-            "token_endpoint_auth_methods_supported": ["client_secret_basic"],
-            "revocation_endpoint_auth_methods_supported": ["client_secret_basic"],
+            "scopes_supported": [SUBJECT_ASSERT, READ, *(METHOD + name for name in _METHODS)],
+            "token_endpoint_auth_methods_supported": list(AUTH_METHODS),
+            "revocation_endpoint_auth_methods_supported": list(AUTH_METHODS),
+            "introspection_endpoint_auth_methods_supported": [*AUTH_METHODS, "bearer"],
         }
 
     async def healthz(self) -> dict[str, str]:

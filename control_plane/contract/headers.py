@@ -15,6 +15,7 @@ PROBLEM_JSON: Final = "application/problem+json"  # RFC 9457
 REFUSAL_TYPE_PREFIX: Final = "urn:coatcheck:refusal:"
 
 GRANT_TYPE_TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # RFC 8693 §2.1
+GRANT_TYPE_CLIENT_CREDENTIALS: Final = "client_credentials"  # RFC 6749 §4.4
 TOKEN_TYPE_JWT: Final = "urn:ietf:params:oauth:token-type:jwt"  # RFC 8693 §3
 TOKEN_TYPE_ID_TOKEN: Final = "urn:ietf:params:oauth:token-type:id_token"
 TOKEN_TYPE_ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"
@@ -24,6 +25,7 @@ TOKEN_TYPE_DIRECT: Final = "urn:coatcheck:token-type:direct"
 TOKEN_TYPE_SESSION: Final = "urn:coatcheck:token-type:session"
 
 SESSION_TOKEN_TYP: Final = "coatcheck-session+jwt"
+CLIENT_TOKEN_TYP: Final = "coatcheck-client+jwt"
 
 UNUSED_VARIABLE_SENTINEL: Final = "coatcheck-unused-see-authorization-header"
 """What an SDK's variable holds when the SDK insists on one and the key travels elsewhere."""

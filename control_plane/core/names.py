@@ -44,6 +44,10 @@ def is_object_id(text: str) -> bool:
     return re.fullmatch(OBJECT_ID, text) is not None
 
 
+def is_printable(text: str) -> bool:
+    return re.fullmatch(PRINTABLE, text) is not None
+
+
 def is_client_id(text: str) -> bool:
     return re.fullmatch(CLIENT_ID, text) is not None
 

@@ -19,6 +19,9 @@ class OAuthErrorCode(StrEnum):
     UNSUPPORTED_GRANT_TYPE = "unsupported_grant_type"
     INVALID_SCOPE = "invalid_scope"
     INVALID_TARGET = "invalid_target"
+    """RFC 8693 §2.2.2."""
+    UNSUPPORTED_TOKEN_TYPE = "unsupported_token_type"
+    """RFC 7009 §2.2.1."""
     SLOW_DOWN = "slow_down"
     TEMPORARILY_UNAVAILABLE = "temporarily_unavailable"
     SERVER_ERROR = "server_error"
@@ -41,6 +44,7 @@ PARAMETERS: Final = (
     "scope",
     "requested_token_type",
     "actor_token",
+    "actor_token_type",
     "requested_subject",
     "proxy_credential",
 )
@@ -58,6 +62,7 @@ class TokenRequest:
     scope: str | None
     requested_token_type: str | None
     actor_token: str | None
+    actor_token_type: str | None
     requested_subject: str | None
     proxy_credential: str | None
 

@@ -22,6 +22,7 @@ from control_plane.contract.caller import (
 from control_plane.contract.destination import AllowRule, Destination, Endpoint
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.placement import Placement
+from control_plane.core.delegation import Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,12 @@ class Session:
     created_at: float
     not_after: float
     ended_at: float | None
+    act: Chain = ()
+    """Who opened it on the subject's behalf, and so acts in it."""
+    may_act: Mapping[str, Any] | None = None
+    """Who may act for the subject besides (RFC 8693 §4.4). None: nobody."""
+    erased_at: float | None = None
+    """When its runtime said that it has forgotten all that it kept of it."""
 
     def is_live(self, now: float) -> bool:
         return self.ended_at is None and now < self.not_after
@@ -183,6 +190,8 @@ class Session:
 class TokenKind(StrEnum):
     PLACEHOLDER = "placeholder"
     PROXY_CREDENTIAL = "proxy_credential"
+    DIRECT = "direct"
+    """A key that was handed out itself. Its fingerprint is of the token it was given for, so that it is given once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +211,10 @@ class Token:
     created_at: float
     expires_at: float
     revoked_at: float | None
+    scope: str = ""
+    """What it is narrowed to beyond its grants (`core.scopes`). Empty: nothing more."""
+    act: Chain = ()
+    """Who acts with it for the subject."""
 
     @property
     def caller(self) -> Caller:
@@ -224,6 +237,30 @@ class OwnKey:
     envelope: bytes
     kek_id: str
     created_at: float
+    in_use_from: float = 0.0
+    """When it begins to sign or mint. It is known before that, and kept for as long as anything that it made lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injector:
+    """A proxy that swaps placeholders: while one is registered, no key is ever handed out."""
+
+    id: ClientId
+    registered_at: float
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """That a subject's placeholder of a credential was swapped, and when last."""
+
+    tenant: TenantId
+    subject: SubjectId
+    client: ClientId
+    credential_id: CredentialId
+    host: str
+    last_used_at: float
+    requests: int
 
 
 class ChangeKind(StrEnum):

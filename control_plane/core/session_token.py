@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
-from control_plane.contract.headers import SESSION_TOKEN_TYP
+from control_plane.core.delegation import Chain, InvalidDelegationError, from_act, to_act
+from control_plane.core.records import Session
 
 ALGORITHM: Final = "EdDSA"  # RFC 8037, Ed25519
 LIFETIME_SECONDS: Final = 300
 SCOPE: Final = "turn:write"
 MAX_TOKEN_BYTES: Final = 8_192
-_CLOCK_SKEW_SECONDS: Final = 30
+CLOCK_SKEW_SECONDS: Final = 30
 
 
 class InvalidSessionTokenError(ValueError):
@@ -41,9 +42,17 @@ class SessionClaims:
     expires_at: float
     session_expires_at: float
     token_id: str
+    act: Chain = ()
+    """Who acts for the subject, as the session has it."""
+    may_act: Mapping[str, Any] | None = None
+
+    def are_of(self, session: Session) -> bool:
+        """Whether the session that is named is the one that is meant, as the store has it."""
+        return session.id == self.session and session.tenant == self.tenant and session.subject == self.subject
 
 
 def to_payload(claims: SessionClaims) -> dict[str, Any]:
+    act = to_act(claims.act)
     return {
         "iss": claims.issuer,
         "aud": claims.audience,
@@ -56,16 +65,20 @@ def to_payload(claims: SessionClaims) -> dict[str, Any]:
         "exp": int(claims.expires_at),
         "session_exp": int(claims.session_expires_at),
         "jti": claims.token_id,
+        **({"act": act} if act is not None else {}),
+        **({"may_act": dict(claims.may_act)} if claims.may_act is not None else {}),
     }
 
 
-def check_header(unverified_header: Mapping[str, Any]) -> str:
+def check_header(unverified_header: Mapping[str, Any], *, typ: str) -> str:
     """The key id of a token that may be one of ours. Raises `InvalidSessionTokenError`."""
     # RFC 8725 §3.11: the type first, so that no other kind of JWT is ever taken for this one.
-    if unverified_header.get("typ") != SESSION_TOKEN_TYP:
+    if unverified_header.get("typ") != typ:
         raise InvalidSessionTokenError("typ")
     if unverified_header.get("alg") != ALGORITHM:
         raise InvalidSessionTokenError("alg")
+    if "crit" in unverified_header:  # RFC 7515 §4.1.11: we understand no extension
+        raise InvalidSessionTokenError("crit")
     key_id = unverified_header.get("kid")
     if not isinstance(key_id, str):
         raise InvalidSessionTokenError("kid")
@@ -80,16 +93,18 @@ def check_claims(
     `audience` is the client that presents the token; None where its owner presents it to the control plane itself.
     """
     claims = SessionClaims(
-        issuer=_text(signed_payload, "iss"),
-        audience=ClientId(_text(signed_payload, "aud")),
-        subject=SubjectId(_text(signed_payload, "sub")),
-        tenant=TenantId(_text(signed_payload, "tenant")),
-        session=SessionId(_text(signed_payload, "sid")),
+        issuer=text_of(signed_payload, "iss"),
+        audience=ClientId(text_of(signed_payload, "aud")),
+        subject=SubjectId(text_of(signed_payload, "sub")),
+        tenant=TenantId(text_of(signed_payload, "tenant")),
+        session=SessionId(text_of(signed_payload, "sid")),
         roles=_texts(signed_payload, "roles"),
-        issued_at=_number(signed_payload, "iat"),
-        expires_at=_number(signed_payload, "exp"),
-        session_expires_at=_number(signed_payload, "session_exp"),
-        token_id=_text(signed_payload, "jti"),
+        issued_at=number_of(signed_payload, "iat"),
+        expires_at=number_of(signed_payload, "exp"),
+        session_expires_at=number_of(signed_payload, "session_exp"),
+        token_id=text_of(signed_payload, "jti"),
+        act=_act(signed_payload),
+        may_act=_may_act(signed_payload),
     )
     if claims.issuer != issuer:
         raise InvalidSessionTokenError("iss")
@@ -97,14 +112,28 @@ def check_claims(
         raise InvalidSessionTokenError("aud")
     if signed_payload.get("scope") != SCOPE:
         raise InvalidSessionTokenError("scope")
-    if claims.issued_at > now + _CLOCK_SKEW_SECONDS:
+    if claims.issued_at > now + CLOCK_SKEW_SECONDS:
         raise InvalidSessionTokenError("iat")
     if not now < min(claims.expires_at, claims.session_expires_at):
         raise ExpiredSessionTokenError("exp")
     return claims
 
 
-def _text(payload: Mapping[str, Any], name: str) -> str:
+def _act(payload: Mapping[str, Any]) -> Chain:
+    try:
+        return from_act(payload.get("act"))
+    except InvalidDelegationError:
+        raise InvalidSessionTokenError("act") from None
+
+
+def _may_act(payload: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    value = payload.get("may_act")
+    if value is not None and not isinstance(value, dict):
+        raise InvalidSessionTokenError("may_act")
+    return value
+
+
+def text_of(payload: Mapping[str, Any], name: str) -> str:
     value = payload.get(name)
     if not isinstance(value, str) or not value:
         raise InvalidSessionTokenError(name)
@@ -118,7 +147,7 @@ def _texts(payload: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _number(payload: Mapping[str, Any], name: str) -> float:
+def number_of(payload: Mapping[str, Any], name: str) -> float:
     value = payload.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidSessionTokenError(name)

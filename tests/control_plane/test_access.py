@@ -132,9 +132,9 @@ def test_the_token_endpoint_is_for_clients_alone(granted: Workspace) -> None:
         for kind in ("administrator", "session owner", "nobody"):
             response = ask(granted.control_plane, method, path, callers.headers[kind])
             assert (response.status_code, response.json()["error"]) == (401, "invalid_client")
-        for kind in ("proxy", "operator"):
-            response = granted.control_plane.http.post(path, data={"token": "x"}, headers=callers.headers[kind])
-            assert (response.status_code, response.json()["error"]) == (400, "unauthorized_client")
+    for kind in ("proxy", "operator"):
+        response = ask(granted.control_plane, "POST", "/oauth/token", callers.headers[kind])
+        assert (response.status_code, response.json()["error"]) == (400, "unauthorized_client")
 
 
 def test_only_what_anybody_may_read_is_open(control_plane: ControlPlane) -> None:

@@ -196,7 +196,8 @@ def test_without_the_proxys_address_nothing_is_issued(own_control_plane: OwnCont
 
 REFUSED_FORMS: dict[str, tuple[Json, str, str | None]] = {
     "no grant type": ({"grant_type": None}, "unsupported_grant_type", None),
-    "another grant type": ({"grant_type": "client_credentials"}, "unsupported_grant_type", None),
+    "another grant type": ({"grant_type": "authorization_code"}, "unsupported_grant_type", None),
+    "a runtime that would name subjects": ({"grant_type": "client_credentials"}, "unauthorized_client", "forbidden"),
     "no subject token": ({"subject_token": None}, "invalid_request", None),
     "an empty subject token": ({"subject_token": ""}, "invalid_request", None),
     "no subject token type": ({"subject_token_type": None}, "invalid_request", None),
@@ -353,7 +354,7 @@ def test_a_client_that_proves_nothing_is_an_invalid_client(granted: Workspace, a
 
 @pytest.mark.guards(
     "control_plane/exchange.py",
-    "# (1) Only a runtime exchanges, and only by this grant type.\n        _require_runtime(client)",
+    "# (1) Only a runtime exchanges, and only by this grant type.\n        require_runtime(client)",
     "# (1)\n        pass",
 )
 def test_a_proxy_never_exchanges(granted: Workspace) -> None:
@@ -396,8 +397,8 @@ NOT_FOR_ALICE: dict[str, Json] = {
 
 @pytest.mark.guards(
     "control_plane/issuance.py",
-    "choose([credential for credential, grants in pairs if live(grants, now)], target)",
-    "choose([credential for credential, grants in pairs], target)",
+    "return [Granted(credential, live(grants, now)) for credential, grants in pairs if live(grants, now)]",
+    "return [Granted(credential, grants) for credential, grants in pairs]",
 )
 @pytest.mark.parametrize("grant", NOT_FOR_ALICE.values(), ids=NOT_FOR_ALICE.keys())
 def test_a_grant_for_somebody_else_is_none(workspace: Workspace, grant: Json) -> None:
@@ -611,7 +612,7 @@ def test_a_client_that_joined_a_session_may_name_it_instead_of_a_token(own_contr
     assert response.json()["credential"] == "second"
 
 
-@pytest.mark.guards("control_plane/exchange.py", "session.joined_by != client.id", "False")
+@pytest.mark.guards("control_plane/proof.py", "session.joined_by != client.id", "False")
 def test_a_session_is_named_only_by_the_client_that_joined_it(granted: Workspace) -> None:
     session = granted.open_session()
 
@@ -658,7 +659,9 @@ def test_a_client_revokes_its_placeholder_and_its_proxy_credential(granted: Work
     assert granted.who(issued["proxy_credential"])["code"] == "proxy_authentication_required"
 
 
-@pytest.mark.guards("control_plane/exchange.py", "if token is None or token.client != client.id:", "if token is None:")
+@pytest.mark.guards(
+    "control_plane/introspection.py", "if token is None or token.client != client.id:", "if token is None:"
+)
 def test_another_clients_token_is_left_alone(granted: Workspace) -> None:
     issued = granted.exchange()
     stranger = f"{granted.tenant}-stranger"

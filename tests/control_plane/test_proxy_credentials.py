@@ -56,6 +56,7 @@ def test_a_session_without_any_grant_gets_a_proxy_credential(workspace: Workspac
         "tenant": workspace.tenant,
         "session_id": session["session_id"],
         "id": answer["id"],
+        "act": None,
     }
     assert workspace.who(answer["access_token"])["caller"] == workspace.caller(answer)
 

@@ -30,8 +30,9 @@ def pile_up(workspace: Workspace, session: Json, *, expired_for: float = 600.0) 
     now = time.time()
     workspace.control_plane.edit(
         f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {PILE}) "
-        "INSERT INTO tokens SELECT printf('%064x', i), 'ph_old' || i, 'placeholder', ?, 'alice', ?, ?, ?, 900, ?, ?, "
-        "NULL FROM n",
+        "INSERT INTO tokens (sha256, id, kind, subject, scope, act, ttl_seconds, tenant, session, client, "
+        "credential_id, created_at, expires_at) SELECT printf('%064x', i), 'ph_old' || i, 'placeholder', 'alice', '', "
+        "'[]', 900, ?, ?, ?, ?, ?, ? FROM n",
         workspace.tenant,
         session["session_id"],
         workspace.runtime,

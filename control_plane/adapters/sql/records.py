@@ -3,6 +3,7 @@
 A new topic has its repository in a file of its own, made of `repositories.Transaction`, and its line here.
 """
 
+from control_plane.adapters.sql.access import SqlInjectors, SqlUses
 from control_plane.adapters.sql.chain import SqlAuditChain
 from control_plane.adapters.sql.issuers import SqlIssuers, SqlUsedAssertions
 from control_plane.adapters.sql.repositories import (
@@ -39,6 +40,8 @@ class SqlRecords:
         self.own_keys = SqlOwnKeys(tx)
         self.issuers = SqlIssuers(tx)
         self.used_assertions = SqlUsedAssertions(tx)
+        self.injectors = SqlInjectors(tx)
+        self.uses = SqlUses(tx)
         self.outbox = SqlOutbox(tx)
         self.audit = SqlAudit(tx)
         self.chain = SqlAuditChain(tx)

@@ -170,7 +170,8 @@ class Transaction:
 
     def insert_once(self, table: Table, *, by: str) -> Any:
         """An insert that leaves out rows whose `by` is already there."""
-        return self.insert(table).on_conflict_do_nothing(index_elements=[by])
+        new = self.insert(table)
+        return new.on_conflict_do_nothing(index_elements=[by])
 
     def insert(self, table: Table) -> Any:
         """An insert that can say what happens where the row is already there."""
@@ -406,6 +407,17 @@ class SqlSessions:
             update(SESSIONS).where(*where).values(ended_at=at), [{"of_session": session.id} for session in sessions]
         )
 
+    async def to_erase(self, runtime: ClientId, *, after: SessionId | None, limit: int) -> Sequence[Session]:
+        where = [SESSIONS.c.runtime == runtime, SESSIONS.c.ended_at.is_not(None), SESSIONS.c.erased_at.is_(None)]
+        if after is not None:
+            where.append(SESSIONS.c.id > after)
+        statement = select(SESSIONS).where(*where, self._tx.mine(SESSIONS.c.tenant)).order_by(SESSIONS.c.id)
+        return to_records(Session, await self._tx.rows(statement.limit(limit)))
+
+    async def live_of_subject(self, subject: SubjectId, now: float) -> Sequence[Session]:
+        where = (SESSIONS.c.subject == subject, _is_live(now), self._tx.mine(SESSIONS.c.tenant))
+        return to_records(Session, await self._tx.rows(select(SESSIONS).where(*where).order_by(SESSIONS.c.id)))
+
     async def purge(self, *, over_before: float, limit: int) -> int:
         over = or_(SESSIONS.c.ended_at < over_before, SESSIONS.c.not_after < over_before)
         some = select(SESSIONS.c.id).where(over, self._tx.mine(SESSIONS.c.tenant)).limit(limit)
@@ -494,6 +506,12 @@ class SqlTokens:
         where = (condition, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
         return update(TOKENS).where(*where).values(revoked_at=at)
 
+    async def any_usable_of_before(self, created_before: float, now: float) -> bool:
+        session_lives = exists(select(SESSIONS.c.id).where(SESSIONS.c.id == TOKENS.c.session, _is_live(now)))
+        usable = and_(TOKENS.c.revoked_at.is_(None), or_(TOKENS.c.expires_at > now, session_lives))
+        where = (TOKENS.c.created_at < created_before, usable, self._tx.mine(TOKENS.c.tenant))
+        return await self._tx.row(select(TOKENS.c.id).where(*where).limit(1)) is not None
+
     async def purge(self, *, dead_before: float, limit: int) -> int:
         # A live session's token can be renewed however long ago it expired, and says that it was revoked for as long.
         session_lives = exists(select(SESSIONS.c.id).where(SESSIONS.c.id == TOKENS.c.session, _is_live(dead_before)))
@@ -516,6 +534,11 @@ class SqlOwnKeys:
         self._tx.require_mine(None)
         statement = select(KEYS).where(KEYS.c.purpose == purpose.value).order_by(KEYS.c.created_at.desc(), KEYS.c.id)
         return to_records(OwnKey, await self._tx.rows(statement))
+
+    async def remove(self, keys: Sequence[OwnKey]) -> None:
+        self._tx.require_mine(None)
+        if keys:
+            await self._tx.change(delete(KEYS).where(KEYS.c.id.in_([key.id for key in keys])))
 
 
 class SqlOutbox:

@@ -12,6 +12,7 @@ import structlog
 
 from control_plane.contract.destination import destination_from_json, destination_to_json
 from control_plane.contract.placement import placement_from_json, placement_to_json
+from control_plane.core.delegation import Party
 from control_plane.core.records import (
     Client,
     ClientKind,
@@ -38,6 +39,7 @@ _SETS: Reader = lambda value: None if value is None else frozenset(value)  # noq
 _READ: Mapping[str, Reader] = {
     "destinations": lambda value: tuple(destination_from_json(item) for item in value),
     "placements": lambda value: tuple(placement_from_json(item) for item in value),
+    "act": lambda value: tuple(Party.from_claim(item) for item in value),
     "roles": tuple,
     "scopes": tuple,
     "variables": tuple,
@@ -62,6 +64,8 @@ _WRITE: Mapping[str, Reader] = {
     "placements": lambda value: [placement_to_json(item) for item in value],
     "settings": dict,
     "secret_source": lambda value: None if value is None else dict(value),
+    "act": lambda value: [party.to_claim() for party in value],
+    "may_act": lambda value: None if value is None else dict(value),
     "roles": list,
     "scopes": list,
     "variables": list,

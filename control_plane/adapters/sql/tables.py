@@ -182,7 +182,7 @@ class SessionRow(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
     subject: Mapped[str] = mapped_column(String(255))
     roles: Mapped[list[str]]
-    runtime: Mapped[str] = mapped_column(String(64))
+    runtime: Mapped[str] = mapped_column(String(64), index=True)
     """The client that may exchange for it."""
     joined_by: Mapped[str | None] = mapped_column(String(64))
     """The client that has exchanged one of its tokens, and so may use `subject_token=<sid>`."""
@@ -190,6 +190,9 @@ class SessionRow(Base):
     not_after: Mapped[float] = mapped_column(Float)
     ended_at: Mapped[float | None] = mapped_column(Float)
     """The tombstone: set once, never cleared."""
+    act: Mapped[list[dict[str, Any]]]
+    may_act: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    erased_at: Mapped[float | None] = mapped_column(Float)
 
 
 class TokenRow(Base):
@@ -209,6 +212,8 @@ class TokenRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
     expires_at: Mapped[float] = mapped_column(Float)
     revoked_at: Mapped[float | None] = mapped_column(Float)
+    scope: Mapped[str] = mapped_column(String(1024))
+    act: Mapped[list[dict[str, Any]]]
 
 
 class KeyRow(Base):
@@ -220,6 +225,31 @@ class KeyRow(Base):
     envelope: Mapped[bytes] = mapped_column(LargeBinary)
     kek_id: Mapped[str] = mapped_column(String(32), index=True)
     created_at: Mapped[float] = mapped_column(Float)
+    in_use_from: Mapped[float] = mapped_column(Float)
+
+
+class InjectorRow(Base):
+    """A proxy that registered. The platform's, no tenant's; only an administrator takes one out."""
+
+    __tablename__ = "injectors"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    registered_at: Mapped[float] = mapped_column(Float)
+    seen_at: Mapped[float] = mapped_column(Float)
+
+
+class UseRow(Base):
+    """When a subject last used a credential, through which client and at which host."""
+
+    __tablename__ = "uses"
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+    subject: Mapped[str] = mapped_column(String(255), primary_key=True)
+    client: Mapped[str] = mapped_column(String(64), primary_key=True)
+    credential_id: Mapped[str] = mapped_column(
+        ForeignKey("credentials.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    last_used_at: Mapped[float] = mapped_column(Float)
+    requests: Mapped[int] = mapped_column(BigInteger)
 
 
 class IssuerRow(Base):
