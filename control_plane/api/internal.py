@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from control_plane.access import Access
 from control_plane.api.errors import request_id
+from control_plane.api.peer import peer_certificate
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import (
     AUDIT_BATCH,
@@ -145,7 +146,9 @@ class InternalApi:
         return events
 
     async def _proxy(self, request: Request) -> Client:
-        return await self.access.client_of_kind(request.headers.get("authorization"), ClientKind.EGRESS_PROXY)
+        return await self.access.client_of_kind(
+            request.headers.get("authorization"), ClientKind.EGRESS_PROXY, certificate=peer_certificate(request)
+        )
 
 
 def _read(adapter: TypeAdapter[T], raw: bytes) -> T:

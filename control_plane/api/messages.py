@@ -15,6 +15,8 @@ from pydantic import (
     Field,
     PlainValidator,
     StringConstraints,
+    TypeAdapter,
+    ValidationError,
     WithJsonSchema,
 )
 from pydantic_core import PydanticCustomError
@@ -42,6 +44,7 @@ from control_plane.contract.placement import (
     placement_to_json,
 )
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
+from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.client_token import LIFETIME_SECONDS
 from control_plane.core.delegation import to_act
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
@@ -152,6 +155,23 @@ PLACEMENT_SCHEMA: Final[dict[str, Any]] = {
     ]
 }
 PlacementField = Annotated[Placement, PlainValidator(_placement), WithJsonSchema(PLACEMENT_SCHEMA)]
+
+
+def _proofs(value: Any) -> ClientProofs:
+    if isinstance(value, ClientProofs):
+        return value
+    try:
+        return _PROOFS.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"][:2])
+        said = str(first["msg"]).removeprefix("Value error, ")[:200]
+        reason = f"{place}: {said}" if place and place.isprintable() else said
+        raise PydanticCustomError("proofs", "{reason}", {"reason": reason}) from None
+
+
+_PROOFS: Final = TypeAdapter(ClientProofs)
+ProofsField = Annotated[ClientProofs, PlainValidator(_proofs), WithJsonSchema({"type": "object"})]
 
 
 class _Incoming(BaseModel):
@@ -284,10 +304,22 @@ class AllowRuleIn(_Incoming):
 
 
 class ClientIn(_Incoming):
+    """A client and how it proves itself: by a secret, unless `proofs` say otherwise."""
+
     id: ClientName
     kind: Literal["runtime", "egress_proxy", "operator"]
     tenant: TenantName | None = None
     scopes: Annotated[list[Literal["subject:assert"]], Field(max_length=MAX_ITEMS)] = []
+    proofs: ProofsField = NO_PROOFS
+    secret: bool | None = None
+    """Whether it gets a secret. None: exactly where it has no other proof."""
+
+
+class ClientChangeIn(_Incoming):
+    """What is left out stays. `proofs` replaces all of them."""
+
+    proofs: ProofsField | None = None
+    secret: Literal["keep", "new", "none"] = "keep"
 
 
 class PlaceholderIn(_Incoming):
@@ -524,6 +556,8 @@ class ClientOut(_Outgoing):
     scopes: list[str]
     source: str
     created_at: float
+    has_secret: bool
+    proofs: dict[str, Any]
 
     @classmethod
     def of(cls, client: Client) -> "ClientOut":
@@ -531,12 +565,12 @@ class ClientOut(_Outgoing):
 
 
 class NewClientOut(ClientOut):
-    client_secret: str
-    """Shown once, here."""
+    client_secret: str | None
+    """Shown once, here. None: the client has none, or keeps the one that it has."""
 
     @classmethod
-    def with_secret(cls, client: Client, secret: Secret) -> "NewClientOut":
-        return cls(**_client_fields(client), client_secret=secret.reveal())
+    def with_secret(cls, client: Client, secret: Secret | None) -> "NewClientOut":
+        return cls(**_client_fields(client), client_secret=secret.reveal() if secret is not None else None)
 
 
 class PlaceholderOut(_Outgoing):
@@ -790,4 +824,6 @@ def _client_fields(client: Client) -> dict[str, Any]:
         "scopes": list(client.scopes),
         "source": client.source.value,
         "created_at": client.created_at,
+        "has_secret": bool(client.secret_sha256),
+        "proofs": _PROOFS.dump_python(client.proofs, mode="json", exclude_defaults=True),
     }

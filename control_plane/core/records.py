@@ -22,6 +22,7 @@ from control_plane.contract.caller import (
 from control_plane.contract.destination import AllowRule, Destination, Endpoint
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.placement import Placement
+from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.delegation import Chain
 
 
@@ -57,8 +58,11 @@ class Client:
     kind: ClientKind
     scopes: tuple[str, ...]
     secret_sha256: str
+    """The empty text: it has no secret."""
     source: ClientSource
     created_at: float
+    proofs: ClientProofs = NO_PROOFS
+    """How it proves itself beside a secret."""
 
     def serves(self, tenant: TenantId) -> bool:
         return self.tenant is None or self.tenant == tenant

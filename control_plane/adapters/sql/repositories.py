@@ -223,23 +223,44 @@ class SqlClients:
 
     async def add(self, client: Client) -> None:
         self._tx.require_mine(client.tenant)
-        await self._tx.change(insert(CLIENTS), to_columns(client))
+        await self._tx.change(insert(CLIENTS), _client_columns(client))
 
     async def replace(self, client: Client) -> None:
         self._tx.require_mine(client.tenant)
         where = (CLIENTS.c.id == client.id, self._tx.mine(CLIENTS.c.tenant))
-        await self._tx.change(update(CLIENTS).where(*where).values(to_columns(client)))
+        await self._tx.change(update(CLIENTS).where(*where).values(_client_columns(client)))
 
     async def get(self, client: ClientId) -> Client | None:
         row = await self._tx.row(select(CLIENTS).where(CLIENTS.c.id == client, self._seen()))
         return to_record(Client, row) if row else None
 
     async def list(self) -> Sequence[Client]:
-        return to_records(Client, await self._tx.rows(select(CLIENTS).where(self._seen()).order_by(CLIENTS.c.id)))
+        return await self._many(true())
+
+    async def of_workload_issuer(self, issuer: str) -> Sequence[Client]:
+        return await self._many(CLIENTS.c.workload_issuer == issuer)
+
+    async def of_certificate(self, names: Sequence[str]) -> Sequence[Client]:
+        return await self._many(CLIENTS.c.certificate_name.in_(names))
+
+    async def with_self_signed(self) -> Sequence[Client]:
+        return await self._many(CLIENTS.c.certificate_name.like("x5t#S256:%"))
+
+    async def _many(self, condition: ColumnElement[bool]) -> Sequence[Client]:
+        statement = select(CLIENTS).where(condition, self._seen()).order_by(CLIENTS.c.id)
+        return to_records(Client, await self._tx.rows(statement))
 
     async def remove(self, client: ClientId) -> bool:
         where = (CLIENTS.c.id == client, self._tx.mine(CLIENTS.c.tenant))
         return await self._tx.change(delete(CLIENTS).where(*where)) > 0
+
+
+def _client_columns(client: Client) -> dict[str, Any]:
+    workload = client.proofs.workload
+    return to_columns(client) | {
+        "workload_issuer": workload.issuer if workload else None,
+        "certificate_name": client.proofs.certificate_name,
+    }
 
 
 class SqlCredentials:

@@ -56,6 +56,11 @@ class ClientRow(Base):
     secret_sha256: Mapped[str] = mapped_column(String(64))
     source: Mapped[str] = mapped_column(String(8))
     created_at: Mapped[float] = mapped_column(Float)
+    proofs: Mapped[dict[str, Any]]
+    """How it proves itself beside a secret (`ClientProofs`)."""
+    workload_issuer: Mapped[str | None] = mapped_column(String(40), index=True)
+    certificate_name: Mapped[str | None] = mapped_column(String(600), unique=True)
+    """From `proofs`, to be looked up by: an issuer's name, and a certificate's digest or name."""
 
 
 class CredentialRow(Base):
