@@ -20,6 +20,7 @@ from control_plane.core.reach import Reach, widened_fields
 from control_plane.core.records import Change, ChangeKind, Credential, CredentialVersion, Rotation, VersionState
 from control_plane.core.rotation import Lineage
 from control_plane.custody import UnopenableError, open_secret
+from control_plane.faults import reach
 from control_plane.ports import Clock, Entropy, Records, Store, TakenError, TenantScope
 from control_plane.trail import Actor, Trail
 from control_plane.versions import Versions
@@ -81,6 +82,7 @@ class CredentialKeeper:
             except TakenError:
                 raise RefusedError(NAME_TAKEN) from None
             await self._versions.write(records, credential, FIRST, secret=new.secret)
+            reach("credential.added")
             await self._published(records, "credential.add", credential, by)
             return await self._described(records, credential)
 
@@ -113,6 +115,7 @@ class CredentialKeeper:
             # (4) What was bound to the old reach is not bound to the new one.
             if _reach(new) != _reach(old):
                 await records.tokens.revoke_of_credential(new.id, self._clock())
+                reach("credential.narrowed")
             await self._published(records, "credential.change", new, by, revoked=_reach(new) != _reach(old))
             return await self._described(records, new)
 
@@ -121,7 +124,9 @@ class CredentialKeeper:
         async with self._store.write(TenantScope(tenant)) as records:
             credential = await locked(records, name)
             await records.tokens.revoke_of_credential(credential.id, self._clock())
+            reach("credential.tokens_revoked")
             await records.credentials.remove(credential.id)
+            reach("credential.removed")
             await self._published(records, "credential.delete", credential, by, revoked=True)
 
     def _settled(self, tenant: TenantId, new: NewCredential) -> Credential:

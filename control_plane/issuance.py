@@ -20,6 +20,7 @@ from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.core.presets import PRESETS
 from control_plane.core.records import Credential, Grant, Token, TokenKind
 from control_plane.core.targeting import NOT_FOUND, Target, choose
+from control_plane.faults import reach
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, Entropy, Records, TakenError
 
@@ -202,6 +203,7 @@ class Issuance:
     async def _prolong(self, records: Records, token: Token, expires_at: float) -> None:
         if not await records.tokens.prolong(token.sha256, expires_at):
             raise RefusedError(REVOKED)
+        reach("issuance.prolonged")
 
     async def _record(
         self,
@@ -220,6 +222,7 @@ class Issuance:
         text = mint(shape, marker, tag_key=tag_key, entropy=self._entropy(ENTROPY_BYTES))
         token = self._token(mandate, kind, fingerprint(text), credential, ttl_seconds, scope)
         await records.tokens.add(token)
+        reach("issuance.recorded")
         return text, token
 
     def _token(

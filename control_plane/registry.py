@@ -29,6 +29,7 @@ from control_plane.core.records import (
     Tenant,
 )
 from control_plane.credentials import invalid_field, require_tenant
+from control_plane.faults import reach
 from control_plane.issuers import require_sound_keys, require_url
 from control_plane.ports import (
     Clock,
@@ -110,6 +111,7 @@ class Registry:
         async with self._store.write(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
             await records.tenants.remove(tenant)
+            reach("tenant.removed")
             await records.outbox.append([Change(ChangeKind.TENANT, tenant, tenant, revoked=True)], self._clock())
             await self._trail.record(records, [self._trail.event("tenant.delete", by=by, tenant=tenant)])
 
@@ -197,7 +199,9 @@ class Registry:
 
     async def _removed(self, records: Records, client: Client, by: Actor) -> None:
         await self._dispossessed(records, client, by)
+        reach("client.dispossessed")
         await records.clients.remove(client.id)
+        reach("client.removed")
         await self._trail.record(records, [self._client_event("client.delete", client, by)])
 
     async def _dispossessed(self, records: Records, client: Client, by: Actor) -> None:

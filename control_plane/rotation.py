@@ -143,6 +143,7 @@ class RotationKeeper:
             if new.compromised:
                 credential = await self._compromised(records, credential, new.secret)
                 await self._published(records, credential, by=by, action="credential.rotate", revoked=True)
+                reach("rotation.compromised")
                 return await _described(records, credential)
             # (3) One rotation at a time.
             running = await records.rotations.of(credential.id)
@@ -162,6 +163,7 @@ class RotationKeeper:
                 records, credential, rotation, first_step(rotation), lineage=lineage, secret=new.secret
             )
             await self._published(records, credential, by=by, action="credential.rotate", rotation=rotation)
+            reach("rotation.started")
             return await _described(records, credential)
 
     async def get(self, tenant: TenantId, name: str) -> tuple[Rotation | None, Mapping[int, Replies]]:

@@ -11,6 +11,7 @@ from control_plane.contract.secret import Secret
 from control_plane.core.records import Credential, CredentialVersion, RotationPhase, VersionState
 from control_plane.core.rotation import OVER, Lineage
 from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
+from control_plane.faults import reach
 from control_plane.ports import Clock, Records
 
 
@@ -39,6 +40,7 @@ class Versions:
                 await records.versions.replace(_moved(known[number], state))
         credential = replace(credential, current_version=lineage.active or credential.current_version)
         await records.credentials.replace(credential)
+        reach("version.written")
         return credential
 
     async def replace_all(

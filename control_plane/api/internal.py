@@ -36,6 +36,7 @@ from control_plane.contract.wire import (
 )
 from control_plane.core.audit import cleaned, dated, gap
 from control_plane.core.records import Client, ClientKind, PublishedChange
+from control_plane.faults import reach
 from control_plane.injectors import Injectors
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
@@ -127,6 +128,8 @@ class InternalApi:
         batch = _read_batch(await request.body())
         async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
             await records.audit.append(events := self._events_of(batch, proxy, request_id(request)))
+            reach("audit.appended")
+        reach("audit.received")
         await self.rotations.heard(events)
         return Response(status_code=204)
 
