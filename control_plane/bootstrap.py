@@ -40,6 +40,7 @@ from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
 from control_plane.api.issuers import IssuersApi
 from control_plane.api.oauth import OAuthApi
+from control_plane.api.platform import PlatformApi
 from control_plane.api.sessions import SessionsApi
 from control_plane.api.wellknown import WellKnownApi
 from control_plane.audit_keys import AuditKeys
@@ -65,6 +66,7 @@ from control_plane.injectors import Injectors
 from control_plane.introspection import Introspection
 from control_plane.issuance import Issuance
 from control_plane.issuers import IssuerKeeper
+from control_plane.keys import KeyKeeper
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, CrossTenantReason, Entropy, Outbound, PlatformScope, Store, Wake
@@ -210,6 +212,7 @@ async def _assembled(
         ClientTokens(store, own_keys, trail, clock=clock, entropy=entropy, issuer=issuer),
         Introspection(store, own_keys, trail, clock=clock, issuer=issuer),
     )
+    keys = KeyKeeper(store, own_keys, trail, clock=clock)
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,
@@ -240,6 +243,7 @@ async def _assembled(
         SessionsApi(access, sessions).router(),
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
+        PlatformApi(access, keys, injectors).router(),
         IssuersApi(access, issuers).router(),
         audit.router(),
         audit.public_router(),
@@ -253,6 +257,7 @@ async def _assembled(
         Chore("audit_chain", CHAINING_SECONDS, chaining.once),
         Chore("audit_retention", RETENTION_SECONDS, chaining.forget),
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
+        Chore("keys", ROUND_SECONDS, keys.retire),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),
     ]
     if settings.client_self_signed:

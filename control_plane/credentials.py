@@ -40,6 +40,7 @@ class NewCredential:
     variables: tuple[str, ...] | None
     credential_required: bool
     secret: Secret
+    allow_direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class CredentialChange:
     variables: tuple[str, ...] | None = None
     credential_required: bool | None = None
     secret: Secret | None = None
+    allow_direct: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class CredentialKeeper:
             placements=new.placements or (preset.placements if preset else (BEARER,)),
             variables=_variables(new, preset),
             credential_required=new.credential_required,
+            allow_direct=new.allow_direct,
             current_version=1,
             created_at=now,
             updated_at=now,
@@ -155,6 +158,7 @@ class CredentialKeeper:
             destinations=old.destinations if change.destinations is None else change.destinations,
             placements=old.placements if change.placements is None else change.placements,
             variables=old.variables if change.variables is None else change.variables,
+            allow_direct=old.allow_direct if change.allow_direct is None else change.allow_direct,
             credential_required=(
                 old.credential_required if change.credential_required is None else change.credential_required
             ),
@@ -210,7 +214,7 @@ async def require_tenant(records: Records, tenant: TenantId) -> None:
 
 
 def _reach(credential: Credential) -> Reach:
-    return Reach(credential.destinations, credential.placements)
+    return Reach(credential.destinations, credential.placements, allow_direct=credential.allow_direct)
 
 
 async def locked(records: Records, name: str) -> Credential:

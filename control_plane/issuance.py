@@ -17,6 +17,7 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.core.delegation import Chain
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
+from control_plane.core.oauth import OAuthErrorCode, OAuthRefusedError
 from control_plane.core.presets import PRESETS
 from control_plane.core.records import Credential, Grant, Token, TokenKind
 from control_plane.core.targeting import NOT_FOUND, Target, choose
@@ -262,13 +263,13 @@ class Issuance:
         for_token: str,
         ttl_seconds: int,
     ) -> IssuedDirect:
-        """The key itself, once for each subject token. Raises `RefusedError(token_invalid)` the second time."""
+        """The key itself, once for each subject token. Raises `OAuthRefusedError(invalid_request)` the second time."""
         once = hashlib.sha256(f"direct\0{for_token}\0{credential.id}".encode()).hexdigest()
         token = self._token(mandate, TokenKind.DIRECT, once, credential, ttl_seconds, "")
         try:
             await records.tokens.add(token)
         except TakenError:
-            raise RefusedError(HANDED_OUT_ALREADY) from None
+            raise OAuthRefusedError(OAuthErrorCode.INVALID_REQUEST, HANDED_OUT_ALREADY) from None
         return IssuedDirect(
             DirectCredential(secret), token, credential, max(0, int(token.expires_at - token.created_at))
         )

@@ -169,6 +169,7 @@ class AdminApi:
 
     async def add_credential(self, request: Request, tenant: TenantPath, body: CredentialIn) -> CredentialOut:
         _require_private(request, tenant, *(body.destinations or ()))
+        _require_direct(request, tenant, body.allow_direct)
         new = NewCredential(
             name=body.name,
             preset=body.preset,
@@ -176,6 +177,7 @@ class AdminApi:
             placements=_tuple(body.placements),
             variables=_tuple(body.variables),
             credential_required=body.credential_required,
+            allow_direct=body.allow_direct,
             secret=body.secret,
         )
         return CredentialOut.of(await self.credentials.add(TenantId(tenant), new, by=actor(request)))
@@ -192,11 +194,13 @@ class AdminApi:
     ) -> CredentialOut:
         """Anything by which the secret could go further than before needs the secret again: 422 `secret_required`."""
         _require_private(request, tenant, *(body.destinations or ()))
+        _require_direct(request, tenant, body.allow_direct)
         change = CredentialChange(
             destinations=_tuple(body.destinations),
             placements=_tuple(body.placements),
             variables=_tuple(body.variables),
             credential_required=body.credential_required,
+            allow_direct=body.allow_direct,
             secret=body.secret,
         )
         return CredentialOut.of(await self.credentials.change(TenantId(tenant), name, change, by=actor(request)))
@@ -313,6 +317,12 @@ def _require_private(request: Request, tenant: str, *reached: Destination | Allo
     """What lets a tenant reach into the platform's own network is not for the tenant to say."""
     if any(each.allow_private for each in reached):
         require(principal(request), Action.PRIVATE_ADDRESS_WRITE, TenantId(tenant))
+
+
+def _require_direct(request: Request, tenant: str, allow_direct: bool | None) -> None:
+    """Handing out secrets themselves is for the platform to allow."""
+    if allow_direct:
+        require(principal(request), Action.DIRECT_WRITE, TenantId(tenant))
 
 
 def _tuple(values: Sequence[T] | None) -> tuple[T, ...] | None:

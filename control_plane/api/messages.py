@@ -224,6 +224,8 @@ class CredentialIn(_Incoming):
     placements: Placements | None = None
     variables: Variables | None = None
     credential_required: bool = False
+    allow_direct: bool = False
+    """Lets an exchange hand the secret out itself, the other conditions holding too. For the platform to allow."""
     secret: SecretField
 
 
@@ -234,6 +236,7 @@ class CredentialChangeIn(_Incoming):
     placements: Placements | None = None
     variables: Variables | None = None
     credential_required: bool | None = None
+    allow_direct: bool | None = None
     secret: SecretField | None = None
 
 
@@ -453,6 +456,7 @@ class CredentialOut(_Outgoing):
     placements: list[dict[str, str]]
     variables: list[str]
     credential_required: bool
+    allow_direct: bool
     current_version: int
     versions: list[VersionOut]
     rotation: RotationOut | None
@@ -480,6 +484,7 @@ class CredentialOut(_Outgoing):
             placements=[placement_to_json(placement) for placement in credential.placements],
             variables=list(credential.variables),
             credential_required=credential.credential_required,
+            allow_direct=credential.allow_direct,
             current_version=credential.current_version,
             versions=[
                 VersionOut(version=version.version, state=version.state.value, created_at=version.created_at)

@@ -6,6 +6,7 @@ Frozen dataclasses, checked by pydantic at the edge: `read(RESOLVE_REQUEST, raw)
     POST /internal/resolve    ResolveRequest -> ResolveAnswer        200, also for a refusal; 503 when the store is away
     GET  /internal/tag-keys   -> TagKeys
     GET  /internal/events     -> text/event-stream of Event          `Last-Event-ID` or `?after=<sequence>`
+    POST /internal/injector   -> 204                                 at the start, and every `INJECTOR_SECONDS`
     POST /internal/audit      AuditBatch -> 204                      idempotent by `event_id`
 """
 
@@ -25,6 +26,8 @@ CONTRACT: Final = 1
 SERVED_CONTRACTS: Final = frozenset({CONTRACT})
 
 HEARTBEAT_SECONDS: Final = 3.0
+INJECTOR_SECONDS: Final = 5.0
+"""How often a proxy says that it is there."""
 SILENCE_SECONDS: Final = 10.0
 """An event stream quiet for longer is not to be trusted: entries are shortened."""
 

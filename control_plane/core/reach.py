@@ -16,6 +16,8 @@ class Reach:
 
     destinations: tuple[Destination, ...]
     placements: tuple[Placement, ...]
+    allow_direct: bool = False
+    """Whether an exchange may hand the secret out itself: then it may go anywhere."""
 
 
 def widened_fields(new: Reach, *, old: Reach) -> tuple[str, ...]:
@@ -25,6 +27,8 @@ def widened_fields(new: Reach, *, old: Reach) -> tuple[str, ...]:
         widened.append("destinations")
     if not set(new.placements) <= set(old.placements):
         widened.append("placements")
+    if new.allow_direct and not old.allow_direct:
+        widened.append("allow_direct")
     return tuple(widened)
 
 
