@@ -212,7 +212,7 @@ async def _assembled(
         ClientTokens(store, own_keys, trail, clock=clock, entropy=entropy, issuer=issuer),
         Introspection(store, own_keys, trail, clock=clock, issuer=issuer),
     )
-    keys = KeyKeeper(store, own_keys, trail, clock=clock)
+    key_keeper = KeyKeeper(store, own_keys, trail, clock=clock)
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,
@@ -243,7 +243,7 @@ async def _assembled(
         SessionsApi(access, sessions).router(),
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
-        PlatformApi(access, keys, injectors).router(),
+        PlatformApi(access, key_keeper, injectors).router(),
         IssuersApi(access, issuers).router(),
         audit.router(),
         audit.public_router(),
@@ -257,7 +257,7 @@ async def _assembled(
         Chore("audit_chain", CHAINING_SECONDS, chaining.once),
         Chore("audit_retention", RETENTION_SECONDS, chaining.forget),
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
-        Chore("keys", ROUND_SECONDS, keys.retire),
+        Chore("keys", ROUND_SECONDS, key_keeper.retire),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),
     ]
     if settings.client_self_signed:
