@@ -30,6 +30,7 @@ from control_plane.adapters.jwks import FetchedKeys
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
 from control_plane.adapters.outbound_proxy import HttpProbeCaller
+from control_plane.adapters.providers.table import providers
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.adapters.tls import ClientTrust
@@ -67,6 +68,7 @@ from control_plane.introspection import Introspection
 from control_plane.issuance import Issuance
 from control_plane.issuers import IssuerKeeper
 from control_plane.keys import KeyKeeper
+from control_plane.material import Material
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, CrossTenantReason, Entropy, Outbound, PlatformScope, Store, Wake
@@ -111,9 +113,13 @@ async def running(
     with armed(at_fault_point), _listening_socket(settings.listen) as listener:
         url, outbound = _own_url(settings, listener), _outbound(settings, listener)
         trust = ClientTrust(settings.client_ca_files)
-        async with opened(settings) as database, shared(settings, database) as hints:
+        async with (
+            opened(settings) as database,
+            shared(settings, database) as hints,
+            contextlib.AsyncExitStack() as at_the_end,
+        ):
             app, chores = await _assembled(
-                settings, database, hints, outbound, trust, url, clock=clock, entropy=entropy
+                settings, database, hints, outbound, trust, url, at_the_end, clock=clock, entropy=entropy
             )
             async with (
                 _upkept(chores),
@@ -150,6 +156,7 @@ async def _assembled(
     outbound: Outbound,
     trust: ClientTrust,
     url: str,
+    at_the_end: contextlib.AsyncExitStack,
     *,
     clock: Clock,
     entropy: Entropy,
@@ -169,7 +176,9 @@ async def _assembled(
     with contextlib.suppress(RefusedError):
         await own_keys.rings()
     audit_keys = AuditKeys(store, custody, clock=clock, entropy=entropy)
-    # (4) The use cases.
+    # (4) The use cases. Answers of providers that are on their way at the end are waited for.
+    material = Material(store, custody, trail, providers(outbound, entropy=entropy), clock=clock)
+    at_the_end.push_async_callback(material.close)
     keys = FetchedKeys(outbound, clock=clock)
     identification = Identification(store, keys, clock=clock, own_issuer=issuer)
     access = Access(
@@ -197,7 +206,7 @@ async def _assembled(
         sessions,
         issuance,
         injectors,
-        DirectMode(store, custody, clock=clock, is_single_tenant=settings.platform_tenancy == "single"),
+        DirectMode(store, material, clock=clock, is_single_tenant=settings.platform_tenancy == "single"),
         trail,
         clock=clock,
         placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
@@ -227,7 +236,7 @@ async def _assembled(
     )
     internal = InternalApi(
         access=access,
-        resolution=Resolution(store, custody, clock=clock),
+        resolution=Resolution(store, material, clock=clock),
         own_keys=own_keys,
         store=store,
         wake=hints.wake,

@@ -71,4 +71,6 @@ class Upkeep:
         async with self._store.write(scope) as records:
             await records.used_assertions.purge(over_before=now, limit=ROWS_AT_ONCE)
         async with self._store.write(scope) as records:
+            await records.minted.purge(limit=ROWS_AT_ONCE)
+        async with self._store.write(scope) as records:
             await records.outbox.purge(before=now - CHANGES_KEPT_SECONDS, keep=CHANGES_KEPT, limit=ROWS_AT_ONCE)

@@ -38,6 +38,8 @@ class Versions:
                 await records.versions.add(self._sealed(secret, credential, number, state))
             elif known[number].state is not state:
                 await records.versions.replace(_moved(known[number], state))
+                if state in OVER:
+                    await records.minted.forget(credential.id, number)
         credential = replace(credential, current_version=lineage.active or credential.current_version)
         await records.credentials.replace(credential)
         reach("version.written")
@@ -69,6 +71,7 @@ class Versions:
                 secret = open_secret(self.custody, version, old)
                 sealed = seal_secret(self.custody, secret, new, version=version.version)
                 await records.versions.replace(replace(version, envelope=sealed.envelope, kek_id=sealed.kek_id))
+                await records.minted.discard(old.id, version.version)
 
     def _sealed(self, secret: Secret, credential: Credential, number: int, state: VersionState) -> CredentialVersion:
         sealed = seal_secret(self.custody, secret, credential, version=number)

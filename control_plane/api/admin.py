@@ -179,6 +179,9 @@ class AdminApi:
             credential_required=body.credential_required,
             allow_direct=body.allow_direct,
             secret=body.secret,
+            kind=body.kind,
+            settings=body.settings,
+            max_stale_seconds=body.max_stale_seconds,
         )
         return CredentialOut.of(await self.credentials.add(TenantId(tenant), new, by=actor(request)))
 

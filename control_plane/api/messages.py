@@ -36,6 +36,7 @@ from control_plane.contract.headers import (
     TOKEN_TYPE_PLACEHOLDER,
     TOKEN_TYPE_PROXY_CREDENTIAL,
 )
+from control_plane.contract.kinds import CredentialKind
 from control_plane.contract.placement import (
     BEARER,
     InvalidPlacementError,
@@ -47,10 +48,11 @@ from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecr
 from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.client_token import LIFETIME_SECONDS
 from control_plane.core.delegation import to_act
+from control_plane.core.minting import NEVER, REASONS
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
 from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
-from control_plane.core.records import SUBJECT_ASSERT, Client, Rotation, Session, TenantAllowRule
+from control_plane.core.records import SUBJECT_ASSERT, Client, MintedValue, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
@@ -59,13 +61,15 @@ from control_plane.placeholders import NamedToken
 
 MAX_ITEMS: Final = 64
 MAX_TTL_SECONDS: Final = 30 * 86_400
+MAX_STALE_SECONDS: Final = 86_400.0
 
 
 def _secret(value: Any) -> Secret:
     if not isinstance(value, str):
         raise PydanticCustomError("secret_type", "a string is expected")
     try:
-        return Secret.submitted(value)
+        # Of which form it is to be, its credential's kind says (`core.kinds`).
+        return Secret.document(value) if "\n" in value.strip() or "\t" in value else Secret.submitted(value)
     except UnusableSecretError as error:
         raise PydanticCustomError("secret_unusable", "{reason}", {"reason": str(error)}) from None
 
@@ -127,6 +131,13 @@ Host = Annotated[str, StringConstraints(max_length=255), AfterValidator(_host)]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_TTL_SECONDS, allow_inf_nan=False)]
 UnixSeconds = Annotated[float, Field(ge=0, le=MAX_UNIX_SECONDS, allow_inf_nan=False)]
+
+Kind = Annotated[
+    str, StringConstraints(max_length=40), WithJsonSchema({"enum": [kind.value for kind in CredentialKind]})
+]
+KindSettingsField = Annotated[dict[str, Any], Field(max_length=MAX_ITEMS)]
+"""What they are, `core.kinds` says for each kind; they are checked where the kind is known."""
+StaleSeconds = Annotated[float, Field(ge=0, le=MAX_STALE_SECONDS, allow_inf_nan=False)]
 
 PLACEMENT_SCHEMA: Final[dict[str, Any]] = {
     "oneOf": [
@@ -226,6 +237,9 @@ class CredentialIn(_Incoming):
     credential_required: bool = False
     allow_direct: bool = False
     """Lets an exchange hand the secret out itself, the other conditions holding too. For the platform to allow."""
+    kind: Kind = CredentialKind.STATIC.value
+    settings: KindSettingsField = {}
+    max_stale_seconds: StaleSeconds = 0.0
     secret: SecretField
 
 
@@ -237,6 +251,9 @@ class CredentialChangeIn(_Incoming):
     variables: Variables | None = None
     credential_required: bool | None = None
     allow_direct: bool | None = None
+    settings: KindSettingsField | None = None
+    """All of them, as they are to be."""
+    max_stale_seconds: StaleSeconds | None = None
     secret: SecretField | None = None
 
 
@@ -444,6 +461,31 @@ class RotationStateOut(_Outgoing):
         )
 
 
+class MintedOut(_Outgoing):
+    """What a provider gave last for a credential whose values are minted, or why it gave nothing."""
+
+    state: str
+    reason: str
+    detail: str
+    hint: str
+    minted_at: float | None
+    expires_at: float | None
+    retry_at: float | None
+
+    @classmethod
+    def of(cls, minted: MintedValue) -> "MintedOut":
+        detail, hint = REASONS.get(minted.reason, ("", ""))
+        return cls(
+            state=minted.state.value,
+            reason=minted.reason,
+            detail=detail,
+            hint=hint,
+            minted_at=minted.minted_at if minted.envelope is not None else None,
+            expires_at=minted.expires_at if minted.envelope is not None else None,
+            retry_at=minted.retry_at if 0 < minted.retry_at < NEVER else None,
+        )
+
+
 class CredentialOut(_Outgoing):
     """Everything about a credential but its secret."""
 
@@ -452,6 +494,9 @@ class CredentialOut(_Outgoing):
     tenant: str
     preset: str | None
     kind: str
+    settings: dict[str, Any]
+    max_stale_seconds: float
+    minted: MintedOut | None
     destinations: list[DestinationOut]
     placements: list[dict[str, str]]
     variables: list[str]
@@ -473,6 +518,9 @@ class CredentialOut(_Outgoing):
             tenant=credential.tenant,
             preset=credential.preset,
             kind=credential.kind,
+            settings=dict(credential.settings),
+            max_stale_seconds=credential.max_stale_seconds,
+            minted=MintedOut.of(described.minted) if described.minted is not None else None,
             destinations=[
                 DestinationOut(
                     url=destination.url,

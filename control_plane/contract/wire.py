@@ -128,6 +128,10 @@ class Binding:
     reports_replies: Annotated[bool, Field(exclude_if=lambda told: not told)] = False
     """Its credential is being rotated: how the upstream answers each version is to be reported (`action` `replies`).
     Left out where it is false, so that contract 1 is written as it always was."""
+    credential_kind: Annotated[str, Field(exclude_if=lambda kind: kind == "static")] = "static"
+    """`contract.kinds`: whether the secret is a text for a placement, or a document to sign or prove with."""
+    secret_expires_at: Annotated[float | None, Field(exclude_if=lambda end: end is None)] = None
+    """Unix seconds: the secret's own end. From then on it is asked for again, and never used."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
