@@ -23,13 +23,19 @@ from coatcheck.terminal import (
     show_json,
     show_table,
 )
-from control_plane.contract.destination import InvalidDestinationError, destination_to_json, parse_destination
+from control_plane.contract.destination import (
+    FLAGS,
+    InvalidDestinationError,
+    destination_from_json,
+    destination_to_json,
+)
 from control_plane.contract.placement import (
     BEARER,
     SECRET_FIELD,
     BasicPlacement,
     HeaderPlacement,
     InvalidPlacementError,
+    PathPlacement,
     Placement,
     QueryPlacement,
     placement_from_json,
@@ -62,12 +68,31 @@ def add(
         list[str] | None, typer.Option(metavar="USER", help="HTTP Basic with this user. Repeatable.")
     ] = None,
     query: Annotated[list[str] | None, typer.Option(metavar="PARAM", help="A query parameter. Repeatable.")] = None,
+    path: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT", help="A whole path segment, such as 'bot{secret}'. Repeatable."),
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="VAR", help="Variable that CMD gets the placeholder in. Repeatable.")
     ] = None,
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="These destinations may be private or loopback addresses.")
     ] = False,
+    websocket: Annotated[
+        bool, typer.Option("--websocket", help="Requests may become WebSockets, whose frames are not searched.")
+    ] = False,
+    ranges: Annotated[
+        bool, typer.Option("--ranges", help="Requests may ask for a part (Range); a secret in parts is not found.")
+    ] = False,
+    unsearchable: Annotated[
+        bool, typer.Option("--unsearchable", help="Compressed replies pass, although they cannot be searched.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse requests to these destinations under any key but ours.")
+    ] = False,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="The CA of these destinations, trusted alone (PEM).")
+    ] = None,
     required: Annotated[
         bool, typer.Option("--required", help="Refuse requests to these destinations that do not use the credential.")
     ] = False,
@@ -76,8 +101,17 @@ def add(
     """Store a credential. Its secret is typed unseen, piped in, or read from a file."""
     if preset is None and not destination:
         raise WrongUsageError("a credential needs a place to go; give --destination https://host, or --preset P")
-    if allow_private and not destination:
-        raise WrongUsageError("--allow-private is for the destinations you name; give --destination too")
+    traits: Json = {
+        "allow_private": allow_private,
+        "websocket": websocket,
+        "ranges": ranges,
+        "unsearchable": unsearchable,
+        "strict": strict,
+        "ca_pem": _ca_pem(ca),
+    }
+    named = [name.replace("_", "-").removesuffix("-pem") for name, given in traits.items() if given]
+    if named and not destination:
+        raise WrongUsageError(f"--{named[0]} is for the destinations you name; give --destination too")
     if not _NAME.fullmatch(name):
         # Not repeated: whoever takes NAME for the place of the secret has typed it there.
         raise WrongUsageError(
@@ -90,8 +124,13 @@ def add(
     if preset is not None:
         fields["preset"] = preset
     if destination:
-        fields["destinations"] = [_destination(url, allow_private=allow_private) for url in destination]
-    placements = [*map(_header, header or []), *map(_basic, basic or []), *map(_query, query or [])]
+        fields["destinations"] = [_destination(url, traits) for url in destination]
+    placements = [
+        *map(_header, header or []),
+        *map(_basic, basic or []),
+        *map(_query, query or []),
+        *map(_path, path or []),
+    ]
     if placements or preset is None:
         fields["placements"] = [placement_to_json(placement) for placement in placements or [BEARER]]
     if env or preset is None:
@@ -215,6 +254,8 @@ def describe_placement(placement: Json) -> str:
             return f"basic {username}"
         case QueryPlacement(parameter=parameter):
             return f"?{parameter}="
+        case PathPlacement(format=format_):
+            return f"/{format_}/"
 
 
 def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
@@ -222,6 +263,8 @@ def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
         each["url"]
         + (f" ({' '.join(each['methods'])})" if each.get("methods") else "")
         + (" (may be private)" if each.get("allow_private") else "")
+        + "".join(f" ({name})" for name in FLAGS if each.get(name))
+        + (" (own CA)" if each.get("ca_pem") else "")
         for each in credential["destinations"]
     ]
     return [
@@ -247,11 +290,20 @@ def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
     ]
 
 
-def _destination(url: str, *, allow_private: bool) -> Json:
+def _destination(url: str, traits: Json) -> Json:
     try:
-        return destination_to_json(parse_destination(url, allow_private=allow_private))
+        return destination_to_json(destination_from_json({"url": url, **traits}))
     except InvalidDestinationError as error:
         raise WrongUsageError(f"--destination: {error}") from None  # the URL may hold a password
+
+
+def _ca_pem(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        raise WrongUsageError(f"--ca: cannot read PEM certificates from {file}") from None
 
 
 def _require_preset(preset: str, known: list[str]) -> None:
@@ -270,6 +322,10 @@ def _header(text: str) -> Placement:
 
 def _basic(username: str) -> Placement:
     return _placement(kind="basic", username=username)
+
+
+def _path(value_format: str) -> Placement:
+    return _placement(kind="path", format=value_format)
 
 
 def _query(parameter: str) -> Placement:

@@ -504,7 +504,7 @@ class ClientConnection(asyncio.Protocol):
         prepared = self._prepared
         if prepared is not None and prepared.plan.forward is forward:
             return prepared.lane
-        return self.services.upstreams.lane(forward.caller.tenant, forward.endpoint)
+        return self.services.upstreams.lane(forward.caller.tenant, forward.endpoint, forward.handling.ca_pem)
 
     def _warm_upstream(self, forward: Forward) -> UpstreamConnection | None:
         return self.services.upstreams.take(self._lane(forward), allow_private=forward.allow_private)
@@ -571,7 +571,7 @@ class ClientConnection(asyncio.Protocol):
                 plan=Plan(self._raw, head, forward, revision=services.view.revision, now=services.clock()),
                 event=RepeatedEvent(self._event("swap" if forward.swaps else "forward", forward=forward)),
                 room=services.audit.room_for_requests(forward.caller.tenant),
-                lane=services.upstreams.lane(forward.caller.tenant, forward.endpoint),
+                lane=services.upstreams.lane(forward.caller.tenant, forward.endpoint, forward.handling.ca_pem),
             )
         return prepared
 

@@ -329,7 +329,8 @@ class Exchange:
         self, head: ResponseHead, body: bytes, *, raw: bytes = b"", known: RepeatedReply | None = None
     ) -> bytes:
         self._no_continue()
-        if self._scrubber is not None and head.is_coded and head.framing is not Framing.NONE:
+        cannot_be_searched = self._scrubber is not None and head.is_coded and head.framing is not Framing.NONE
+        if cannot_be_searched and not self.plan.forward.handling.unsearchable:
             raise UnsearchableReplyError
         self._reply = head
         self._reply_left = head.content_length

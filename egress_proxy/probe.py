@@ -182,7 +182,7 @@ class _OneUpstream:
     def __init__(self, connection: UpstreamConnection) -> None:
         self._connection = connection
 
-    def lane(self, _tenant: str, _endpoint: Endpoint) -> Lane:
+    def lane(self, _tenant: str, _endpoint: Endpoint, _ca_pem: str | None) -> Lane:
         return self._connection.lane
 
     def take(self, _lane: Lane, *, allow_private: bool) -> UpstreamConnection | None:

@@ -61,6 +61,7 @@ class TlsLayer:
         lower: Lower,
         context: ssl.SSLContext,
         server_hostname: str | None,
+        session: ssl.SSLSession | None = None,
         on_established: Callable[[], None],
         on_data: Callable[[bytes], None],
         on_end: Callable[[bool], None],
@@ -72,7 +73,11 @@ class TlsLayer:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(
-            self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
+            self._incoming,
+            self._outgoing,
+            server_side=server_hostname is None,
+            server_hostname=server_hostname,
+            session=session,
         )
         self._on_established = on_established
         self._on_data = on_data
@@ -87,6 +92,15 @@ class TlsLayer:
     def has_unread(self) -> bool:
         """Whether the peer sent more than has been handed on."""
         return self._incoming.pending > 0
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        return self._object.context
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """What a later handshake of the same context may go on with."""
+        return self._object.session
 
     def start(self) -> None:
         """The client's side speaks first."""

@@ -1,13 +1,14 @@
 """Connections to upstreams: dialled to a checked address, verified, pooled, and handed to one exchange at a time.
 
-Rules: the pool's key holds the tenant and the checked address, so that no connection is shared across tenants or
-outlives what was judged (the set of CAs is one for the process; there are no client certificates yet); a connection
+Rules: the pool's key holds the tenant, the CAs and the checked address, so that neither a connection nor a TLS session
+is shared across tenants or outlives what was judged; a connection
 that is paused, has unread bytes, or got bytes nobody asked for is closed, never pooled; the certificate is verified
 against the canonical host, always.
 """
 
 import asyncio
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, cast
@@ -23,17 +24,23 @@ from egress_proxy.tls import Lower, TlsLayer
 STAGGER_SECONDS: Final = 0.25
 """How long one address may take before the next is tried beside it (RFC 8305 §5)."""
 WRITE_HIGH_WATER_BYTES: Final = 262_144
+MAX_OWN_CAS: Final = 256
 
 
 class Lane:
-    """The idle connections of one tenant to one endpoint, by checked address. Never another tenant's."""
+    """One tenant's way to one endpoint under one set of CAs: idle connections by checked address, and the TLS session
+    to go on with. Never another tenant's."""
 
-    __slots__ = ("__weakref__", "endpoint", "idle", "tenant")
+    __slots__ = ("__weakref__", "ca_pem", "endpoint", "idle", "session", "tenant")
 
-    def __init__(self, tenant: str, endpoint: Endpoint) -> None:
+    def __init__(self, tenant: str, endpoint: Endpoint, ca_pem: str | None = None) -> None:
         self.tenant = tenant
         self.endpoint = endpoint
+        self.ca_pem = ca_pem
+        """What alone is trusted there; None: what the proxy trusts."""
         self.idle: dict[str, list[UpstreamConnection]] = {}
+        self.session: tuple[ssl.SSLContext, ssl.SSLSession] | None = None
+        """With the context that it belongs to."""
 
 
 class Reader(Protocol):
@@ -52,6 +59,10 @@ def upstream_tls_context(ca_files: tuple[Path, ...]) -> ssl.SSLContext:
     context = ssl.create_default_context()
     for file in ca_files:
         context.load_verify_locations(cafile=file)
+    return _tls_context(context)
+
+
+def _tls_context(context: ssl.SSLContext) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -112,8 +123,20 @@ class UpstreamConnection(asyncio.Protocol):
 
     def suits(self, forward: Forward) -> bool:
         """Whether it was dialled for this: same tenant and endpoint, and an address that may be private if it is."""
-        is_its_lane = (self.lane.tenant, self.lane.endpoint) == (forward.caller.tenant, forward.endpoint)
+        lane = self.lane
+        is_its_lane = (lane.tenant, lane.endpoint) == (forward.caller.tenant, forward.endpoint)
+        is_its_lane = is_its_lane and lane.ca_pem == forward.handling.ca_pem
         return is_its_lane and (forward.allow_private or judge(self.address))
+
+    @property
+    def session(self) -> tuple[ssl.SSLContext, ssl.SSLSession] | None:
+        """The TLS session, for a next connection on the same lane to go on with (RFC 8446 §2.2)."""
+        session = self._tls.session if self._tls is not None else None
+        return (self._tls.context, session) if self._tls is not None and session is not None else None
+
+    def _session_of(self, context: ssl.SSLContext) -> ssl.SSLSession | None:
+        known = self.lane.session
+        return known[1] if known is not None and known[0] is context else None
 
     @property
     def was_used(self) -> bool:
@@ -151,6 +174,7 @@ class UpstreamConnection(asyncio.Protocol):
             lower=self._transport,
             context=context,
             server_hostname=host,
+            session=self._session_of(context),
             on_established=self._secured,
             on_data=self._decrypted,
             on_end=self._ended,
@@ -267,18 +291,19 @@ class Upstreams:
         self._idle_seconds = idle_seconds
         self._per_key = per_key
         self._counters = counters
-        self._lanes: WeakValueDictionary[tuple[str, Endpoint], Lane] = WeakValueDictionary()
+        self._lanes: WeakValueDictionary[tuple[str, Endpoint, str | None], Lane] = WeakValueDictionary()
         self._all: set[UpstreamConnection] = set()
+        self._own_cas: OrderedDict[str, ssl.SSLContext] = OrderedDict()
 
     @property
     def open_count(self) -> int:
         return len(self._all)
 
-    def lane(self, tenant: str, endpoint: Endpoint) -> Lane:
+    def lane(self, tenant: str, endpoint: Endpoint, ca_pem: str | None = None) -> Lane:
         """The tenant's way to the endpoint, the same for as long as anybody holds it or a connection is open on it."""
-        lane = self._lanes.get((tenant, endpoint))
+        lane = self._lanes.get((tenant, endpoint, ca_pem))
         if lane is None:
-            lane = self._lanes[tenant, endpoint] = Lane(tenant, endpoint)
+            lane = self._lanes[tenant, endpoint, ca_pem] = Lane(tenant, endpoint, ca_pem)
         return lane
 
     def take(self, lane: Lane, *, allow_private: bool) -> UpstreamConnection | None:
@@ -320,6 +345,8 @@ class Upstreams:
             connection.close()
             return
         connection.idle_since = self._loop.time()
+        if connection.requests == 1:
+            _remember_session(connection)
         if idle is None:
             connection.lane.idle[connection.address] = [connection]
         else:
@@ -375,7 +402,7 @@ class Upstreams:
 
     async def _verified(self, connection: UpstreamConnection, endpoint: Endpoint) -> None:
         try:
-            await connection.secure(self._context, endpoint.host)
+            await connection.secure(self._context_for(connection.lane), endpoint.host)
         except ssl.SSLCertVerificationError:
             connection.close()
             raise RefusedError(
@@ -394,11 +421,29 @@ class Upstreams:
             connection.close()
             raise
 
+    def _context_for(self, lane: Lane) -> ssl.SSLContext:
+        """Raises `ssl.SSLError` for certificates that cannot be read."""
+        if lane.ca_pem is None:
+            return self._context
+        context = self._own_cas.get(lane.ca_pem)
+        if context is None:
+            context = self._own_cas[lane.ca_pem] = _tls_context(ssl.create_default_context(cadata=lane.ca_pem))
+            while len(self._own_cas) > MAX_OWN_CAS:
+                self._own_cas.popitem(last=False)
+        return context
+
     def _forget(self, connection: UpstreamConnection) -> None:
+        _remember_session(connection)
         self._all.discard(connection)
         idle = connection.lane.idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)
+
+
+def _remember_session(connection: UpstreamConnection) -> None:
+    # TLS 1.3 sends its tickets after the handshake (RFC 8446 §4.6.1): after a reply they have come.
+    if (session := connection.session) is not None:
+        connection.lane.session = session
 
 
 def _close_late_winner(attempt: "asyncio.Task[UpstreamConnection]") -> None:

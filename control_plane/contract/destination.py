@@ -5,19 +5,22 @@ dialled; whatever has no canonical form is an error, never "close enough". (IDNA
 """
 
 import ipaddress
+import operator
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import unquote_to_bytes
 
 import idna
+from pydantic import Field
 
 _LABELS = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
 _ALL_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_PEM = re.compile(r"(-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]{1,16384}-----END CERTIFICATE-----\s*){1,8}")
 _PATH_PREFIX = re.compile(r"/[A-Za-z0-9._~!$&'()*+,=:@/-]*")
 
 DEFAULT_PORTS: Final = {"https": 443, "http": 80}
@@ -107,6 +110,10 @@ class Endpoint:
         return f"{self.scheme}://{authority(self.host, self.port, self.scheme)}"
 
 
+Trait = Annotated[bool, Field(exclude_if=operator.not_)]
+"""Left out of a message where it is false, so that contract 1 is written as it always was."""
+
+
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Scheme + host + port (+ path prefix, methods) that a credential may be sent to."""
@@ -118,10 +125,22 @@ class Destination:
     """None: any method. An empty set is invalid, it never means "any"."""
     allow_private: bool = False
     """The operator named this destination as one that may resolve to a private or loopback address."""
+    websocket: Trait = False
+    """A swapped request may become a WebSocket. What its frames carry is not searched for the secret."""
+    ranges: Trait = False
+    """A swapped request may ask for a part of something. A secret cut into parts is not found."""
+    unsearchable: Trait = False
+    """Replies in a content coding pass unsearched, instead of being blocked."""
+    strict: Trait = False
+    """A key that is not a placeholder is refused: nobody sends anything to this place under a key of their own."""
+    ca_pem: Annotated[str | None, Field(exclude_if=operator.not_)] = None
+    """The certificates that alone are trusted for this destination; None: those the proxy trusts."""
 
     def __post_init__(self) -> None:
         if self.endpoint.scheme not in DEFAULT_PORTS:
             raise InvalidDestinationError("a destination begins with https:// or http://")
+        if self.ca_pem is not None and (self.endpoint.scheme != "https" or not _PEM.fullmatch(self.ca_pem)):
+            raise InvalidDestinationError("ca_pem holds PEM certificates, for a destination that begins with https://")
         check_path_prefix(self.path_prefix)
         check_methods(self.methods)
 
@@ -218,11 +237,19 @@ def path_is_within(raw_path: str, prefix: str) -> bool:
     return raw_path.startswith(stem + "/") or (raw_path == stem and not prefix.endswith("/"))
 
 
+FLAGS: Final = ("websocket", "ranges", "unsearchable", "strict")
+
+
 def destination_to_json(destination: Destination) -> dict[str, Any]:
+    """What it has not is not named: envelopes that were sealed to it before it could have it still open."""
+    flags = {name: True for name in FLAGS if getattr(destination, name)}
+    own_ca = {"ca_pem": destination.ca_pem} if destination.ca_pem is not None else {}
     return {
         "url": destination.url,
         "methods": sorted(destination.methods) if destination.methods is not None else None,
         "allow_private": destination.allow_private,
+        **flags,
+        **own_ca,
     }
 
 
@@ -233,9 +260,12 @@ def destination_from_json(data: dict[str, Any]) -> Destination:
         raise InvalidDestinationError("a destination is {url, methods?: [name, …], allow_private?: true or false}")
     if methods is not None and not (isinstance(methods, list) and all(isinstance(name, str) for name in methods)):
         raise InvalidDestinationError("methods are a list of upper-case names such as GET")
-    return parse_destination(
-        url, methods=frozenset(methods) if methods is not None else None, allow_private=allow_private
-    )
+    flags = {name: data.get(name, False) for name in FLAGS}
+    ca_pem = data.get("ca_pem")
+    if not all(isinstance(flag, bool) for flag in flags.values()) or not isinstance(ca_pem, str | None):
+        raise InvalidDestinationError(f"{', '.join(FLAGS)} are true or false, and ca_pem is text")
+    names = frozenset(methods) if methods is not None else None
+    return replace(parse_destination(url, methods=names, allow_private=allow_private), ca_pem=ca_pem, **flags)
 
 
 @dataclass(frozen=True, slots=True)

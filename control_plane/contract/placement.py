@@ -8,6 +8,7 @@ SECRET_FIELD: Final = "{secret}"
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")  # RFC 9110 §5.6.2
 _PARAMETER = re.compile(r"[A-Za-z0-9_.~-]{1,64}")
+_SEGMENT = re.compile(r"[A-Za-z0-9_.~-]{0,64}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,128}")
 
 FRAMING_AND_ROUTING_HEADERS: Final = frozenset(
@@ -76,7 +77,27 @@ class QueryPlacement:
             raise InvalidPlacementError("a query parameter is letters, digits, '_', '.', '~' and '-', such as 'key'")
 
 
-Placement = HeaderPlacement | BasicPlacement | QueryPlacement
+@dataclass(frozen=True, slots=True)
+class PathPlacement:
+    """One whole segment of the path: `format` with the secret, percent-encoded, in the place of `{secret}`."""
+
+    format: str = SECRET_FIELD
+    kind: Literal["path"] = "path"
+
+    def __post_init__(self) -> None:
+        if self.format.count(SECRET_FIELD) != 1 or not _SEGMENT.fullmatch(self.format.replace(SECRET_FIELD, "")):
+            raise InvalidPlacementError("a path format is letters, digits, '_', '.', '~', '-' and one '{secret}'")
+
+    @property
+    def prefix(self) -> str:
+        return self.format.partition(SECRET_FIELD)[0]
+
+    @property
+    def suffix(self) -> str:
+        return self.format.partition(SECRET_FIELD)[2]
+
+
+Placement = HeaderPlacement | BasicPlacement | QueryPlacement | PathPlacement
 
 BEARER: Final = HeaderPlacement(name="authorization", format="Bearer {secret}")
 
@@ -89,6 +110,8 @@ def placement_to_json(placement: Placement) -> dict[str, str]:
             return {"kind": "basic", "username": username}
         case QueryPlacement(parameter=parameter):
             return {"kind": "query", "parameter": parameter}
+        case PathPlacement(format=format_):
+            return {"kind": "path", "format": format_}
 
 
 def placement_from_json(data: dict[str, Any]) -> Placement:
@@ -104,18 +127,25 @@ def placement_from_json(data: dict[str, Any]) -> Placement:
                 return BasicPlacement(**fields)
             case "query":
                 return QueryPlacement(**fields)
+            case "path":
+                return PathPlacement(**fields)
             case _:
-                raise InvalidPlacementError("a placement's kind is 'header', 'basic' or 'query'")
+                raise InvalidPlacementError("a placement's kind is 'header', 'basic', 'query' or 'path'")
     except TypeError:
         raise InvalidPlacementError(
-            "a placement is {kind: header, name, format}, {kind: basic, username} or {kind: query, parameter}"
+            "a placement is {kind: header, name, format}, {kind: basic, username}, {kind: query, parameter} or "
+            "{kind: path, format}"
         ) from None
 
 
 def fits(secret_text: str, placement: Placement) -> bool:
-    """Whether the secret can be carried there unaltered: a header takes ASCII (RFC 9110 §5.5), the others any text."""
+    """Whether the secret can be carried there unaltered: a header takes ASCII (RFC 9110 §5.5), the others any text
+    that does not mean something else there."""
     match placement:
         case HeaderPlacement():
             return secret_text.isascii()
         case BasicPlacement() | QueryPlacement():
             return True
+        case PathPlacement():
+            # RFC 3986 §3.3: these two segments are a direction, and no encoding makes them anything else.
+            return placement.prefix + secret_text + placement.suffix not in (".", "..")

@@ -3,13 +3,11 @@
 Rule: narrower is free, wider needs the secret again. Whatever cannot be shown to be narrower counts as wider.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from control_plane.contract.destination import Destination
 from control_plane.contract.placement import Placement
-from control_plane.core.kinds import narrows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +16,6 @@ class Reach:
 
     destinations: tuple[Destination, ...]
     placements: tuple[Placement, ...]
-    allow_direct: bool = False
-    """Whether an exchange may hand the secret out itself: then it may go anywhere."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of its kind (`core.kinds`): where tokens are fetched, what they are for."""
 
 
 def widened_fields(new: Reach, *, old: Reach) -> tuple[str, ...]:
@@ -31,12 +25,6 @@ def widened_fields(new: Reach, *, old: Reach) -> tuple[str, ...]:
         widened.append("destinations")
     if not set(new.placements) <= set(old.placements):
         widened.append("placements")
-    if new.allow_direct and not old.allow_direct:
-        widened.append("allow_direct")
-    for name in sorted({*new.settings, *old.settings}):
-        before, after = old.settings.get(name), new.settings.get(name)
-        if before != after and not narrows(name, after, old=before):
-            widened.append(f"settings.{name}")
     return tuple(widened)
 
 
@@ -50,6 +38,10 @@ def _is_within(new: Destination, old: Destination) -> bool:
         and _prefix_is_within(new.path_prefix, old.path_prefix)
         and _methods_are_within(new.methods, old.methods)
         and (old.allow_private or not new.allow_private)
+        and (old.websocket or not new.websocket)
+        and (old.ranges or not new.ranges)
+        and (old.unsearchable or not new.unsearchable)
+        and new.ca_pem == old.ca_pem
     )
 
 

@@ -6,7 +6,7 @@ is not clearly allowed is refused. Toward a caller of another tenant every refus
 reason goes to the audit trail alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -25,7 +25,6 @@ from control_plane.contract.destination import (
     split_authority,
 )
 from control_plane.contract.grant import GrantScope
-from control_plane.contract.kinds import is_placed
 from control_plane.contract.placeholder import (
     MARKER_LENGTH,
     MAX_BODY,
@@ -38,6 +37,7 @@ from control_plane.contract.placeholder import (
     has_marker,
     parse,
 )
+from control_plane.contract.placement import HeaderPlacement, QueryPlacement
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import (
     Ask,
@@ -60,6 +60,7 @@ from egress_proxy.core.substitution import (
     known_characters,
     names_host,
     placement_of,
+    query_pairs,
 )
 from egress_proxy.core.view import CacheView, Resolved
 
@@ -102,6 +103,49 @@ class Tunnel:
     proxy_credential: GenuineToken
 
 
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How a request is treated on its way and back, as its destination has it (see `contract.destination`)."""
+
+    allow_private: bool = False
+    websocket: bool = False
+    ranges: bool = False
+    unsearchable: bool = False
+    strict: bool = False
+    ca_pem: str | None = None
+
+    @classmethod
+    def of(cls, admitting: Sequence[Destination]) -> "Handling":
+        """Of the destinations that each admit the request: what one of them allows is allowed, what one demands is
+        demanded."""
+        return cls(
+            allow_private=any(d.allow_private for d in admitting),
+            websocket=any(d.websocket for d in admitting),
+            ranges=any(d.ranges for d in admitting),
+            unsearchable=any(d.unsearchable for d in admitting),
+            strict=any(d.strict for d in admitting),
+            ca_pem=next((d.ca_pem for d in admitting if d.ca_pem is not None), None),
+        )
+
+    @classmethod
+    def of_all(cls, each: Sequence["Handling"]) -> "Handling":
+        """Of several credentials in one request: only what all of them allow. Raises `RefusedError`."""
+        if len({handling.ca_pem for handling in each}) > 1:
+            _refuse(
+                RefusalCode.DESTINATION_DENIED,
+                "Two credentials of the request trust different certificates for this destination.",
+                "Give both the same ca_pem, or send them in requests of their own.",
+            )
+        return cls(
+            allow_private=all(handling.allow_private for handling in each),
+            websocket=all(handling.websocket for handling in each),
+            ranges=all(handling.ranges for handling in each),
+            unsearchable=all(handling.unsearchable for handling in each),
+            strict=any(handling.strict for handling in each),
+            ca_pem=each[0].ca_pem,
+        )
+
+
 @dataclass(slots=True)
 class Forward:
     """A request that may go. Empty `swaps`: it goes without a credential."""
@@ -110,7 +154,7 @@ class Forward:
     proxy_credential: GenuineToken
     """What proved the caller."""
     endpoint: Endpoint
-    allow_private: bool
+    handling: Handling
     target: bytes
     """Origin-form (or `*`), still with its placeholder."""
     head: RequestHead
@@ -121,6 +165,10 @@ class Forward:
     """The reverse route's name."""
     until: float
     """Unix seconds: when the first of what this rests on ends."""
+
+    @property
+    def allow_private(self) -> bool:
+        return self.handling.allow_private
 
     @property
     def path(self) -> str:
@@ -225,15 +273,18 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         if len(marks) > MAX_MARKS:
             _refuse_placement()
         if not marks:
-            allow_private = _admit_bare(policy, endpoint, head.method, raw_path, now)
+            handling = _admit_bare(policy, endpoint, head.method, raw_path, now)
+            if handling.strict:
+                _refuse_foreign_keys(head, origin_target, policy, endpoint)
             scopes = [scope for route_ in policy.routes for scope in route_.scopes]
             until = _first_end(known.expires_at, scopes)
-            return Forward(caller, proof, endpoint, allow_private, origin_target, head, (), (), _name(route), until)
+            return Forward(caller, proof, endpoint, handling, origin_target, head, (), (), _name(route), until)
 
         # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
         swaps: list[Swap] = []
         bindings: list[Binding] = []
-        allow_private, until = True, known.expires_at
+        handlings: list[Handling] = []
+        until = known.expires_at
         for found in marks:
             token = _genuine(found[0], view)
             resolved = _resolve(token, caller, endpoint, view)
@@ -243,23 +294,23 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             binding = resolved.binding
             _check_caller(binding, caller)
             _check_expiry(resolved, token, caller, endpoint, now)
-            _check_secret(resolved, token, caller, endpoint, now)
-            # One credential does not vouch for where another's secret goes.
-            allow_private &= _admit_swap(binding, endpoint, head.method, raw_path, now)
+            handlings.append(_admit_swap(binding, endpoint, head.method, raw_path, now))
             swaps.append(_swap(found, token, resolved))
             bindings.append(binding)
             until = _first_end(min(until, binding.expires_at), binding.scopes)
-            if binding.secret_expires_at is not None:
-                until = min(until, binding.secret_expires_at)
 
         # (7) One secret a place, one place a placeholder.
         if len(swaps) > 1 and not _are_apart(swaps, bindings):
             _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
+        # One credential does not vouch for where another's secret goes, nor for what may come back of it.
+        handling = Handling.of_all(handlings)
+        if handling.strict:
+            _refuse_foreign_keys(head, origin_target, policy, endpoint)
         return Forward(
             caller,
             proof,
             endpoint,
-            allow_private,
+            handling,
             origin_target,
             head,
             tuple(swaps),
@@ -483,8 +534,8 @@ def _admit_tunnel(policy: Policy, endpoint: Endpoint) -> None:
         _refuse_destination(endpoint)
 
 
-def _admit_bare(policy: Policy, endpoint: Endpoint, method: str, raw_path: str, now: float) -> bool:
-    """Whether a request without a credential may go; returns whether a private address is fine."""
+def _admit_bare(policy: Policy, endpoint: Endpoint, method: str, raw_path: str, now: float) -> Handling:
+    """Whether a request without a credential may go, and how."""
     here = [route for route in policy.routes if any(d.endpoint == endpoint for d in route.destinations)]
     if any(route.credential_required for route in here):
         _refuse(
@@ -494,7 +545,10 @@ def _admit_bare(policy: Policy, endpoint: Endpoint, method: str, raw_path: str, 
         )
     for rule in policy.allow:
         if rule.admits(endpoint, method):
-            return rule.allow_private
+            return Handling(
+                allow_private=rule.allow_private,
+                strict=any(d.strict for route in here for d in route.destinations if d.endpoint == endpoint),
+            )
     if not here:
         if endpoint.scheme == "http" and _has_credential(policy, endpoint.host):
             _refuse_plaintext()
@@ -509,6 +563,39 @@ def _admit_bare(policy: Policy, endpoint: Endpoint, method: str, raw_path: str, 
             denied = refused
     assert denied is not None
     raise denied
+
+
+_KEY_FIELDS: Final = frozenset(
+    b"authorization x-api-key api-key x-goog-api-key x-auth-token private-token x-amz-security-token cookie".split()
+)
+"""Where keys go by custom, beside the placements of the destination's own credentials."""
+
+
+def _refuse_foreign_keys(head: RequestHead, target: bytes, policy: Policy, endpoint: Endpoint) -> None:
+    """At a strict destination nothing goes under a key that is not ours: what it is sent with is whose it is."""
+    placements = [
+        placement
+        for route in policy.routes
+        if any(d.endpoint == endpoint for d in route.destinations)
+        for placement in route.placements
+    ]
+    headers = {placement.name.encode() for placement in placements if isinstance(placement, HeaderPlacement)}
+    names = {name.replace(b"_", b"-") for name in _KEY_FIELDS | headers}
+    if any(field.name.replace(b"_", b"-") in names and field.value and not field.marks for field in head.fields):
+        _refuse_foreign()
+    parameters = {placement.parameter for placement in placements if isinstance(placement, QueryPlacement)}
+    query = target.partition(b"?")[2].decode("latin-1")
+    given = [value for name, value in query_pairs(query) if name in parameters and value]
+    if not all(has_marker(value.encode("latin-1")) for value in given):
+        _refuse_foreign()
+
+
+def _refuse_foreign() -> NoReturn:
+    _refuse(
+        RefusalCode.FOREIGN_CREDENTIAL,
+        "The request carries a key that is not a placeholder, and this destination takes none.",
+        "Send the placeholder of the credential for it, and no other key, in whatever field.",
+    )
 
 
 def _has_credential(policy: Policy, host: str) -> bool:
@@ -571,27 +658,7 @@ def _check_expiry(resolved: Resolved, token: GenuineToken, caller: Caller, endpo
     )
 
 
-def _check_secret(resolved: Resolved, token: GenuineToken, caller: Caller, endpoint: Endpoint, now: float) -> None:
-    """It is a text that can be placed, and not past its own end."""
-    if not is_placed(resolved.binding.credential_kind):
-        _refuse(
-            RefusalCode.CREDENTIAL_UNAVAILABLE,
-            "The credential is of a kind that requests are signed or proven with, which this proxy cannot do.",
-            "See 'coatcheck credential show' for its kind; update the proxy, or use another credential.",
-        )
-    end = resolved.binding.secret_expires_at
-    if end is None or end > now:
-        return
-    if now - resolved.asked_at > REASK_SECONDS:  # there may be a newer one
-        raise _AskFirst(AskPlaceholder(token.fingerprint, caller, endpoint))
-    _refuse(
-        RefusalCode.CREDENTIAL_UNAVAILABLE,
-        "The credential's token has expired, and there is no newer one.",
-        "Try again shortly.",
-    )
-
-
-def _admit_swap(binding: Binding, endpoint: Endpoint, method: str, raw_path: str, now: float) -> bool:
+def _admit_swap(binding: Binding, endpoint: Endpoint, method: str, raw_path: str, now: float) -> Handling:
     here = [d.endpoint.scheme for d in binding.destinations if d.endpoint.host == endpoint.host]
     if endpoint.scheme == "http" and here and "http" not in here:
         _refuse_plaintext()
@@ -605,8 +672,8 @@ def _admit(
     method: str,
     raw_path: str,
     now: float,
-) -> bool:
-    """One destination and one grant must admit endpoint, path and method; returns whether private is fine."""
+) -> Handling:
+    """One destination and one grant must admit endpoint, path and method."""
     here = [d for d in destinations if d.endpoint == endpoint]
     live = [scope for scope in scopes if scope.is_live(now) and scope.admits_endpoint(endpoint)]
     if not here:
@@ -632,7 +699,7 @@ def _admit(
     admitting = [d for d in on_path if d.admits_method(method)]
     if not admitting or not any(scope.admits_method(method) for scope in in_path):
         _refuse(RefusalCode.METHOD_DENIED, "The credential or its grant does not cover this method.")
-    return any(d.allow_private for d in admitting)
+    return Handling.of(admitting)
 
 
 def _first_end(until: float, scopes: Iterable[GrantScope]) -> float:
@@ -644,11 +711,11 @@ def _swap(found: FoundMark, token: GenuineToken, resolved: Resolved) -> Swap:
     placement = placement_of(found, token, resolved.binding.placements)
     if placement is None:
         _refuse_placement()
-    return Swap(placement, found[1], resolved.secret, known_characters(token, resolved.secret))
+    return Swap(placement, found[1], resolved.secret, token.text, known_characters(token, resolved.secret))
 
 
 def _are_apart(swaps: list[Swap], bindings: list[Binding]) -> bool:
-    places = {swap.field.name if swap.field else getattr(swap.placement, "parameter", "") for swap in swaps}
+    places = {swap.field.name if swap.field else swap.placement for swap in swaps}
     return len(places) == len(swaps) and len({binding.placeholder_id for binding in bindings}) == len(bindings)
 
 

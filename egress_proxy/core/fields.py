@@ -31,7 +31,7 @@ HOP_BY_HOP: Final = frozenset(
     b"http2-settings".split()
 )  # RFC 9110 §7.6.1; HTTP2-Settings: RFC 7540 §3.2.1
 _JUDGED_IN_REQUESTS = HOP_BY_HOP | frozenset(
-    b"host content-length transfer-encoding expect accept-encoding referer origin".split()
+    b"host content-length transfer-encoding expect accept-encoding range if-range referer origin".split()
 )
 _JUDGED_IN_REPLIES = HOP_BY_HOP | frozenset(
     b"content-length transfer-encoding content-encoding alt-svc strict-transport-security".split()

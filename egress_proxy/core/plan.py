@@ -69,10 +69,11 @@ class Plan:
         self._revision = revision
         self._until = min(forward.until, now + PLAN_SECONDS)
         self._opening = render_opening(head, endpoint=forward.endpoint, target=forward.target, swaps=forward.swaps)
-        self._closing = render_closing(head, forward.swaps)
+        self._closing = render_closing(head, forward.swaps, unsearchable=forward.handling.unsearchable)
         kept = {field.line for field in head.special}
         traces = {field.line for field in asked.special if field.line not in kept}
-        self._dropped = dropped_lines(head, forward.swaps) | traces
+        ranges, unsearchable = forward.handling.ranges, forward.handling.unsearchable
+        self._dropped = dropped_lines(head, forward.swaps, ranges=ranges, unsearchable=unsearchable) | traces
         self._removed = nominated(head.special) | slot_names(forward.swaps)
         self.adopt(raw, asked)
 
@@ -84,6 +85,7 @@ class Plan:
         return (
             revision == self._revision
             and now < self._until
+            and not self.forward.handling.strict  # for which every field counts
             and head.line == self._line
             and _decisive(head) == self._special
         )

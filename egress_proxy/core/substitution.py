@@ -12,7 +12,13 @@ from urllib.parse import quote, unquote_to_bytes
 
 from control_plane.contract.destination import Endpoint, authority
 from control_plane.contract.placeholder import GenuineToken
-from control_plane.contract.placement import BasicPlacement, HeaderPlacement, Placement, QueryPlacement
+from control_plane.contract.placement import (
+    BasicPlacement,
+    HeaderPlacement,
+    PathPlacement,
+    Placement,
+    QueryPlacement,
+)
 from control_plane.contract.secret import Secret
 from egress_proxy.core.fields import HOP_BY_HOP, Field, Mark, Slot, target_marks
 from egress_proxy.core.http1 import Framing, RequestHead, ResponseHead
@@ -29,6 +35,7 @@ class Swap:
     field: Field | None
     """The field it stands in; None for the target."""
     secret: Secret
+    placeholder: str
     known_characters: int = 0
     """How many of the secret's first characters everybody knows, because its provider's keys all begin with them."""
 
@@ -82,10 +89,14 @@ def _fills(found: FoundMark, token: GenuineToken, placement: Placement) -> bool:
             if mark.slot is not Slot.TARGET:
                 return False
             query = mark.text.partition(b"#")[0].partition(b"?")[2].decode("latin-1")
-            return [value for name, value in _query_pairs(query) if name == parameter] == [token.text]
+            return [value for name, value in query_pairs(query) if name == parameter] == [token.text]
+        case PathPlacement():
+            if mark.slot is not Slot.TARGET:
+                return False
+            return _segments(mark.text).count(_segment(placement, token.text)) == 1
 
 
-def _query_pairs(query: str) -> Iterator[tuple[str, str]]:
+def query_pairs(query: str) -> Iterator[tuple[str, str]]:
     """Names decoded, values as they stand."""
     for pair in query.split("&"):
         name, _, value = pair.partition("=")
@@ -105,6 +116,8 @@ def wire_value(placement: Placement, secret: Secret) -> bytes:
             return b"Basic " + base64.b64encode(f"{username}:{text}".encode())
         case QueryPlacement():
             return quote(text, safe="").encode("ascii")
+        case PathPlacement():
+            return _segment(placement, quote(text, safe=""))
 
 
 def needles(swaps: tuple[Swap, ...]) -> Needles:
@@ -118,10 +131,16 @@ def render_opening(head: RequestHead, *, endpoint: Endpoint, target: bytes, swap
     return line + b"\r\nHost: " + authority(endpoint.host, endpoint.port, endpoint.scheme).encode()
 
 
-def dropped_lines(head: RequestHead, swaps: tuple[Swap, ...]) -> frozenset[bytes]:
-    """The special lines that do not go on: the hop's own, ours, and those that the closing sets anew."""
+def dropped_lines(
+    head: RequestHead, swaps: tuple[Swap, ...], *, ranges: bool = False, unsearchable: bool = False
+) -> frozenset[bytes]:
+    """The special lines that do not go on: the hop's own, ours, and those that the closing sets anew. With a swap
+    those, too, by which the reply could come in a form that cannot be searched, where that is not allowed."""
+    unwanted = frozenset() if ranges or not swaps else _RANGES
+    if swaps and not unsearchable:
+        unwanted |= _CODINGS
     slots = slot_names(swaps)
-    return frozenset([field.line for field in head.special if _is_dropped(field, slots)])
+    return frozenset([field.line for field in head.special if field.name in unwanted or _is_dropped(field, slots)])
 
 
 def slot_names(swaps: tuple[Swap, ...]) -> frozenset[bytes]:
@@ -129,10 +148,10 @@ def slot_names(swaps: tuple[Swap, ...]) -> frozenset[bytes]:
     return frozenset([_slot_name(swap.placement) for swap in swaps])
 
 
-def render_closing(head: RequestHead, swaps: tuple[Swap, ...]) -> bytes:
+def render_closing(head: RequestHead, swaps: tuple[Swap, ...], *, unsearchable: bool = False) -> bytes:
     """The fields that the proxy itself sets, the secret last, and the blank line."""
     lines = [b"Transfer-Encoding: chunked"] if head.framing is Framing.CHUNKED else []
-    if swaps:
+    if swaps and not unsearchable:
         lines.append(b"Accept-Encoding: identity")  # what is compressed cannot be scanned on its way back
     for swap in swaps:
         if swap.field is not None:
@@ -142,12 +161,16 @@ def render_closing(head: RequestHead, swaps: tuple[Swap, ...]) -> bytes:
     return b"\r\n".join(lines)
 
 
+_CODINGS: Final = frozenset((b"accept-encoding",))
+_RANGES: Final = frozenset((b"range", b"if-range"))
+
+
 def _is_dropped(field: Field, slots: frozenset[bytes]) -> bool:
     name = field.name
     if field.ours or name in HOP_BY_HOP or name in (b"host", b"transfer-encoding"):
         return True
     # Every other spelling of a slot that is about to be set goes, too (`X_Api_Key`).
-    return bool(slots) and (name == b"accept-encoding" or name.replace(b"_", b"-") in slots)
+    return bool(slots) and name.replace(b"_", b"-") in slots
 
 
 def _slot_name(placement: Placement) -> bytes:
@@ -156,7 +179,7 @@ def _slot_name(placement: Placement) -> bytes:
             return name.encode("ascii").replace(b"_", b"-")
         case BasicPlacement():
             return b"authorization"
-        case QueryPlacement():
+        case QueryPlacement() | PathPlacement():
             return b""
 
 
@@ -164,7 +187,24 @@ def _swapped_target(target: bytes, swaps: tuple[Swap, ...]) -> bytes:
     for swap in swaps:
         if isinstance(swap.placement, QueryPlacement):
             target = _with_parameter(target, swap.placement, swap.secret)
+        elif isinstance(swap.placement, PathPlacement):
+            target = _with_segment(target, swap.placement, swap)
     return target
+
+
+def _segments(target: bytes) -> list[bytes]:
+    return target.partition(b"#")[0].partition(b"?")[0].split(b"/")
+
+
+def _segment(placement: PathPlacement, text: str) -> bytes:
+    return f"{placement.prefix}{text}{placement.suffix}".encode("ascii")
+
+
+def _with_segment(target: bytes, placement: PathPlacement, swap: Swap) -> bytes:
+    path, question_mark, query = target.partition(b"?")
+    placeholder = _segment(placement, swap.placeholder)
+    segments = [wire_value(placement, swap.secret) if part == placeholder else part for part in path.split(b"/")]
+    return b"/".join(segments) + question_mark + query
 
 
 def _with_parameter(target: bytes, placement: QueryPlacement, secret: Secret) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, Final, assert_never
 import httpx
 
 from control_plane.contract.headers import REFUSAL_HEADER, REQUEST_ID_HEADER
-from control_plane.contract.placement import BasicPlacement, HeaderPlacement, QueryPlacement
+from control_plane.contract.placement import BasicPlacement, HeaderPlacement, PathPlacement, QueryPlacement
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from runtime.core.turn import Conversation, Placeholder
 from runtime.ports import PlaceholderRefusedError
@@ -86,6 +86,8 @@ def _placed(placeholder: Placeholder) -> tuple[dict[str, str], dict[str, str]]:
             return {"authorization": "Basic " + base64.b64encode(f"{username}:{value}".encode()).decode()}, {}
         case QueryPlacement(parameter=parameter):
             return {}, {parameter: value}
+        case PathPlacement():
+            raise _refused(RefusalCode.PLACEMENT_DENIED, "no model takes its key in the path")
         case other:
             assert_never(other)
 

@@ -13,6 +13,7 @@ from control_plane.contract.placement import (
     BasicPlacement,
     HeaderPlacement,
     InvalidPlacementError,
+    PathPlacement,
     Placement,
     QueryPlacement,
     fits,
@@ -29,6 +30,9 @@ placements = (
     st.builds(HeaderPlacement, name=header_names, format=formats.filter(lambda text: text.count("{secret}") == 1))
     | st.builds(BasicPlacement, username=printable.filter(lambda name: ":" not in name))
     | st.builds(QueryPlacement, parameter=st.from_regex(r"[A-Za-z0-9_.~-]{1,64}", fullmatch=True))
+    | st.builds(
+        PathPlacement, format=st.from_regex(r"[A-Za-z0-9_.~-]{0,30}\{secret\}[A-Za-z0-9_.~-]{0,30}", fullmatch=True)
+    )
 )
 
 
@@ -49,6 +53,7 @@ def test_a_placement_survives_the_trip_to_json_and_back(placement: Placement) ->
         ({"kind": "basic", "username": "x-access-token"}, BasicPlacement("x-access-token")),
         ({"kind": "basic", "username": ""}, BasicPlacement("")),
         ({"kind": "query", "parameter": "key"}, QueryPlacement("key")),
+        ({"kind": "path", "format": "bot{secret}"}, PathPlacement("bot{secret}")),
     ],
 )
 def test_the_wire_form_is_fixed(data: dict[str, Any], placement: Placement) -> None:
@@ -146,6 +151,10 @@ def test_a_format_falls_into_what_stands_before_and_after_the_secret() -> None:
         ("\u4e2d", HeaderPlacement("x-api-key"), False),
         ("schlüssel", BasicPlacement("u"), True),
         ("a&b=c#d/%2e ü", QueryPlacement("key"), True),
+        ("a&b=c#d/%2e ü", PathPlacement("bot{secret}"), True),
+        ("..", PathPlacement(), False),
+        (".", PathPlacement(".{secret}"), False),
+        ("..", PathPlacement("bot{secret}"), True),
     ],
 )
 def test_a_header_takes_ascii_only(secret_text: str, placement: Placement, fitting: bool) -> None:

@@ -13,7 +13,8 @@ API_KEY = {"kind": "header", "name": "x-api-key", "format": "{secret}"}
 def test_a_credential_needs_no_more_than_a_name_a_destination_and_a_secret(workspace: Workspace) -> None:
     made = workspace.add_credential("my-api")
 
-    assert made["destinations"] == [{"url": f"https://{HOST}", "methods": None, "allow_private": False}]
+    traits = {"allow_private": False, "websocket": False, "ranges": False, "unsearchable": False, "strict": False}
+    assert made["destinations"] == [{"url": f"https://{HOST}", "methods": None, **traits, "ca_pem": None}]
     assert made["placements"] == [BEARER]
     assert made["variables"] == ["MY_API_API_KEY"]
     assert [(version["version"], version["state"]) for version in made["versions"]] == [(1, "active")]

@@ -30,7 +30,11 @@ destinations = st.builds(
     st.sampled_from(PREFIXES),
     st.none() | st.frozensets(st.sampled_from(METHODS), min_size=1),
     st.booleans(),
+    websocket=st.booleans(),
+    ranges=st.booleans(),
+    unsearchable=st.booleans(),
 )
+TRAITS = ["allow_private", "websocket", "ranges", "unsearchable"]
 reaches = st.builds(
     Reach,
     st.lists(destinations, min_size=1, max_size=3).map(tuple),
@@ -42,7 +46,7 @@ reaches = st.builds(
 def changes(draw: st.DrawFn) -> tuple[Reach, Reach]:
     """A reach, and the same with one thing about each destination changed."""
     old = draw(reaches)
-    change = draw(st.sampled_from(["endpoint", "path_prefix", "methods", "allow_private", "placements"]))
+    change = draw(st.sampled_from(["endpoint", "path_prefix", "methods", "placements", *TRAITS]))
     if change == "placements":
         return old, replace(old, placements=draw(reaches).placements)
     changed = [
@@ -56,15 +60,15 @@ def reach_under(prefix: str) -> Reach:
 
 
 def admitted(reach: Reach) -> set[tuple[object, ...]]:
-    """Every (endpoint, method, path, private, placement) that the reach lets a secret go by."""
+    """Every (endpoint, method, path, trait, placement) that the reach lets a secret go by, or come back by."""
     return {
-        (destination.endpoint, method, path, private, placement)
+        (destination.endpoint, method, path, trait, placement)
         for destination in reach.destinations
         for method in METHODS
         if destination.admits_method(method)
         for path in PATHS
         if destination.admits_path(path)
-        for private in ([False, True] if destination.allow_private else [False])
+        for trait in ["", *(name for name in TRAITS if getattr(destination, name))]
         for placement in reach.placements
     }
 
@@ -79,6 +83,16 @@ def test_what_counts_as_narrower_admits_nothing_new(change: tuple[Reach, Reach])
 
     if not widened_fields(new, old=old):
         assert admitted(new) <= admitted(old)
+
+
+@pytest.mark.guards("control_plane/core/reach.py", "and new.ca_pem == old.ca_pem", "")
+def test_another_ca_counts_as_wider() -> None:
+    pem = "-----BEGIN CERTIFICATE-----AA==-----END CERTIFICATE-----"
+    usual = Destination(ENDPOINTS[0])
+    own = replace(usual, ca_pem=pem)
+
+    for old, new in ((usual, own), (own, usual)):
+        assert widened_fields(Reach((new,), (BEARER,)), old=Reach((old,), (BEARER,))) == ("destinations",)
 
 
 @given(reach=reaches)

@@ -222,7 +222,7 @@ def test_requests_of_one_connection_are_decided_one_by_one(world: World, upstrea
 
 @pytest.mark.guards(
     "egress_proxy/upstream.py",
-    "lane = self._lanes.get((tenant, endpoint))",
+    "lane = self._lanes.get((tenant, endpoint, ca_pem))",
     "lane = next(iter(self._lanes.values()), None)",
 )
 def test_an_upstream_connection_is_never_shared_across_tenants(world: World, upstream: Upstream) -> None:

@@ -11,9 +11,9 @@ import base64
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 from aiohttp import web
@@ -171,13 +171,15 @@ class ControlPlaneSimulator:
         lives_seconds: float = 900,
         max_stale_seconds: float = 0.0,
         more_urls: Iterable[str] = (),
+        traits: Mapping[str, Any] = MappingProxyType({}),
         of: tuple[Caller, str] | None = None,
         **who: Any,
     ) -> Ticket:
         """A credential for that destination, granted, exchanged: its placeholder and proxy credential."""
         caller, proxy_credential = of or self.caller(**who)
         destinations: tuple[Destination, ...] = tuple(
-            parse_destination(each, methods=methods, allow_private=allow_private) for each in (url, *more_urls)
+            replace(parse_destination(each, methods=methods, allow_private=allow_private), **traits)
+            for each in (url, *more_urls)
         )
         credential_id = CredentialId(f"c-{secrets.token_hex(4)}")
         binding = Binding(
@@ -282,7 +284,6 @@ class ControlPlaneSimulator:
                 web.get("/internal/tag-keys", self._tag_keys),
                 web.get("/internal/events", self._events),
                 web.post("/internal/audit", self._audit),
-                web.post("/internal/injector", self._injector),
             ]
         )
         self._runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -361,10 +362,6 @@ class ControlPlaneSimulator:
         finally:
             self._streams.pop(woken, None)
         return response
-
-    async def _injector(self, request: web.Request) -> web.Response:
-        self._check(request)
-        return web.Response(status=204)
 
     async def _audit(self, request: web.Request) -> web.Response:
         self._check(request)

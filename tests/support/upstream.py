@@ -44,6 +44,8 @@ class Connection:
     closed_at: float | None = None
     """When the peer's end, or the reset, was seen (monotonic)."""
     server_name: str | None = None
+    resumed: bool = False
+    """Whether its TLS went on with an earlier session."""
 
 
 @dataclass(slots=True)
@@ -204,8 +206,9 @@ class Upstream:
         host: str = "127.0.0.1",
         port: int = 0,
         alpn: Sequence[str] = (),
+        tickets: int = 0,
     ) -> None:
-        """`ca` None: plain HTTP."""
+        """`ca` None: plain HTTP. `tickets`: how many TLS sessions a client is given to go on with later."""
         self.accepted = 0
         self.connections: list[Connection] = []
         self.requests: list[Request] = []
@@ -213,7 +216,7 @@ class Upstream:
         self._routes: dict[str, Behaviour] = {}
         self._before_body: set[str] = set()
         self._changed = threading.Condition()
-        self._context = _server_context(ca, names, alpn) if ca else None
+        self._context = _server_context(ca, names, alpn, tickets) if ca else None
         self._server_name: str | None = None
         if self._context:
             self._context.sni_callback = self._note_server_name
@@ -332,6 +335,8 @@ class Upstream:
         except (OSError, ssl.SSLError):
             return
         connection = Connection(len(self.connections), time.monotonic(), server_name=self._server_name)
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            connection.resumed = tls.session_reused
         self.connections.append(connection)
         wire = Wire(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop), connection)
         try:
@@ -392,10 +397,10 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _server_context(ca: trustme.CA, names: Sequence[str], alpn: Sequence[str]) -> ssl.SSLContext:
+def _server_context(ca: trustme.CA, names: Sequence[str], alpn: Sequence[str], tickets: int) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert(*names).configure_cert(context)
-    context.num_tickets = 0
+    context.num_tickets = tickets
     if alpn:
         context.set_alpn_protocols(list(alpn))
     return context
