@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from coatcheck import allow, audit, ca, credential, grant, placeholder, serve
+from coatcheck import allow, audit, ca, credential, grant, injector, key, placeholder, serve
 from coatcheck.doctor import doctor
 from coatcheck.exchange import exchange
 from coatcheck.explain import why
@@ -71,6 +71,8 @@ app.command("up", rich_help_panel=_STACK)(up)
 app.command("down", rich_help_panel=_STACK)(down)
 app.command("status", rich_help_panel=_STACK)(status)
 app.add_typer(ca.app, name="ca", rich_help_panel=_STACK)
+app.add_typer(key.app, name="key", rich_help_panel=_PRODUCTION)
+app.add_typer(injector.app, name="injector", rich_help_panel=_PRODUCTION)
 app.add_typer(serve.app, name="serve", rich_help_panel=_PRODUCTION)
 
 

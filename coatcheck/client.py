@@ -146,6 +146,21 @@ class ControlPlane:
     def revoke_placeholder(self, placeholder_id: str) -> None:
         self._ask("DELETE", f"{self._tenant}/placeholders/{_segment(placeholder_id)}")
 
+    # --- the platform's own keys, and proxies -----------------------------------------------------------------------
+
+    def keys(self) -> list[Json]:
+        return self._items("/v1/keys")
+
+    def rotate_key(self, purpose: str, *, compromised: bool) -> Json:
+        body = {"compromised": compromised}
+        return self._ask("POST", f"/v1/keys/{_segment(purpose)}/rotate", body, expected=("id", "in_use_from"))
+
+    def injectors(self) -> list[Json]:
+        return self._items("/v1/injectors")
+
+    def remove_injector(self, injector: str) -> None:
+        self._ask("DELETE", f"/v1/injectors/{_segment(injector)}")
+
     # --- audit ------------------------------------------------------------------------------------------------------
 
     def audit_page(self, *, after: int, limit: int = AUDIT_PAGE) -> list[Json]:

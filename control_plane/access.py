@@ -1,7 +1,9 @@
-"""Who is calling: an administrator by a token, a client by HTTP Basic (RFC 6749 §2.3.1, RFC 7617).
+"""Who is calling: an administrator by a token, a client by its secret, an assertion or a certificate.
 
-Rule: every failure is the same refusal, whatever was wrong. Secrets of clients are 256-bit and kept as SHA-256; they
-are compared in constant time, also where no such client exists.
+Rule: every failure is the same refusal, whatever was wrong, and a request brings one proof: where it brings two, none
+counts (RFC 6749 §2.3). A certificate is looked at only where nothing else was presented. Secrets of clients are 256-bit
+and kept as SHA-256; they are compared in constant time, also where no such client exists. (HTTP Basic: RFC 6749 §2.3.1,
+RFC 7617; assertions: RFC 7523; certificates: RFC 8705.)
 """
 
 import base64
@@ -11,9 +13,11 @@ import hmac
 from typing import Final, assert_never
 from urllib.parse import unquote_plus
 
+from control_plane.client_assertions import ClientAssertion, ClientAssertions
 from control_plane.contract.caller import ClientId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
+from control_plane.core.certificates import PeerCertificate
 from control_plane.core.identity import Use, VerifiedIdentity
 from control_plane.core.names import is_client_id
 from control_plane.core.policy import Action, HeldRole, Principal, Role, Verdict, decide
@@ -26,7 +30,7 @@ from control_plane.trail import ADMINISTRATOR
 UNAUTHENTICATED: Final = Refusal(
     RefusalCode.TOKEN_INVALID,
     "this route needs a credential, and none was presented that it accepts",
-    "the administrator presents 'Authorization: Bearer', a client 'Authorization: Basic'",
+    "an administrator presents 'Authorization: Bearer', a client 'Authorization: Basic', an assertion or a certificate",
 )
 FORBIDDEN: Final = Refusal(
     RefusalCode.FORBIDDEN,
@@ -48,9 +52,20 @@ _NO_SECRET: Final = "0" * 64
 
 
 class Access:
-    def __init__(self, store: Store, identification: Identification, *, admin_token: Secret | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        identification: Identification,
+        assertions: ClientAssertions,
+        *,
+        admin_token: Secret | None,
+        client_authorities: frozenset[str] = frozenset(),
+    ) -> None:
+        """`client_authorities`: fingerprints of the certificate authorities that vouch for clients' names."""
         self._store = store
         self._identification = identification
+        self._assertions = assertions
+        self._client_authorities = client_authorities
         self._admin_digest = secret_sha256(admin_token.reveal()) if admin_token else None
 
     async def principal(self, authorization: str | None) -> Principal:
@@ -80,12 +95,49 @@ class Access:
             return False
         return hmac.compare_digest(secret_sha256(presented), self._admin_digest)
 
-    async def client(self, authorization: str | None) -> Client:
-        """The client that the header proves. Raises `RefusedError`."""
+    async def client(
+        self,
+        authorization: str | None,
+        *,
+        certificate: PeerCertificate | None = None,
+        assertion: ClientAssertion | None = None,
+        client_id: str | None = None,
+    ) -> Client:
+        """The client that the request proves. Raises `RefusedError`.
+
+        `client_id` is whom it says it is, where it says so.
+        """
+        if authorization is not None:
+            client = await self._by_secret(authorization)
+            if assertion is not None or client_id not in (None, client.id):
+                raise RefusedError(UNAUTHENTICATED)
+            return client
+        if assertion is not None:
+            return await self._by_assertion(assertion)
+        if certificate is not None:
+            return await self._by_certificate(certificate, client_id)
+        raise RefusedError(UNAUTHENTICATED)
+
+    async def _by_assertion(self, assertion: ClientAssertion) -> Client:
+        try:
+            return await self._assertions.client(assertion)
+        except InvalidTokenError:
+            raise RefusedError(UNAUTHENTICATED) from None
+
+    async def _by_certificate(self, certificate: PeerCertificate, client_id: str | None) -> Client:
+        names = certificate.names(authorities=self._client_authorities)
+        async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
+            found = await records.clients.of_certificate(names)
+        known = [client for client in found if client_id in (None, client.id)]
+        if len(known) != 1:
+            raise RefusedError(UNAUTHENTICATED)
+        return known[0]
+
+    async def _by_secret(self, authorization: str) -> Client:
         client_id, presented = _basic(authorization)
         async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
             client = await records.clients.get(client_id)
-        expected = client.secret_sha256 if client else _NO_SECRET
+        expected = client.secret_sha256 if client and client.secret_sha256 else _NO_SECRET
         # RFC 6749 §2.3.1 form-encodes the secret; most clients do not, and for the ones made here it is the same.
         candidates = (presented, unquote_plus(presented))
         proven = [hmac.compare_digest(secret_sha256(text), expected) for text in candidates]
@@ -93,8 +145,10 @@ class Access:
             raise RefusedError(UNAUTHENTICATED)
         return client
 
-    async def client_of_kind(self, authorization: str | None, kind: ClientKind) -> Client:
-        client = await self.client(authorization)
+    async def client_of_kind(
+        self, authorization: str | None, kind: ClientKind, *, certificate: PeerCertificate | None = None
+    ) -> Client:
+        client = await self.client(authorization, certificate=certificate)
         if client.kind is not kind:
             raise RefusedError(FORBIDDEN)
         return client

@@ -12,8 +12,9 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,8 +30,10 @@ from control_plane.adapters.jwks import FetchedKeys
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
 from control_plane.adapters.outbound_proxy import HttpProbeCaller
+from control_plane.adapters.providers.table import providers
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
+from control_plane.adapters.tls import ClientTrust
 from control_plane.api.admin import AdminApi
 from control_plane.api.app import build_app
 from control_plane.api.audit import AuditApi
@@ -38,11 +41,13 @@ from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
 from control_plane.api.issuers import IssuersApi
 from control_plane.api.oauth import OAuthApi
+from control_plane.api.platform import PlatformApi
 from control_plane.api.sessions import SessionsApi
 from control_plane.api.wellknown import WellKnownApi
 from control_plane.audit_keys import AuditKeys
 from control_plane.chaining import RETENTION_SECONDS, Chaining
 from control_plane.chaining import ROUND_SECONDS as CHAINING_SECONDS
+from control_plane.client_assertions import ClientAssertions
 from control_plane.client_tokens import ClientTokens
 from control_plane.clients_file import read_clients_file, read_secret_file
 from control_plane.config import DatabaseSettings, Settings
@@ -62,9 +67,11 @@ from control_plane.injectors import Injectors
 from control_plane.introspection import Introspection
 from control_plane.issuance import Issuance
 from control_plane.issuers import IssuerKeeper
+from control_plane.keys import KeyKeeper
+from control_plane.material import Material
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
-from control_plane.ports import Clock, Entropy, Outbound, Wake
+from control_plane.ports import Clock, CrossTenantReason, Entropy, Outbound, PlatformScope, Store, Wake
 from control_plane.probing import Prober
 from control_plane.proof import Proofs
 from control_plane.registry import Registry
@@ -78,6 +85,7 @@ from control_plane.trail_export import TrailExport
 from control_plane.upkeep import ROUND_SECONDS, Chore, Upkeep, keep_up
 from control_plane.versions import Versions
 
+ADMISSION_SECONDS: Final = 2.0
 _DEFAULT_PORT: Final = 8470
 _SHUTDOWN_SECONDS: Final = 5
 _KEEP_ALIVE_SECONDS: Final = 60
@@ -104,11 +112,18 @@ async def running(
         logs.configure_own(settings.log_level)
     with armed(at_fault_point), _listening_socket(settings.listen) as listener:
         url, outbound = _own_url(settings, listener), _outbound(settings, listener)
-        async with opened(settings) as database, shared(settings, database) as hints:
-            app, chores = await _assembled(settings, database, hints, outbound, url, clock=clock, entropy=entropy)
+        trust = ClientTrust(settings.client_ca_files)
+        async with (
+            opened(settings) as database,
+            shared(settings, database) as hints,
+            contextlib.AsyncExitStack() as at_the_end,
+        ):
+            app, chores = await _assembled(
+                settings, database, hints, outbound, trust, url, at_the_end, clock=clock, entropy=entropy
+            )
             async with (
                 _upkept(chores),
-                _serving(_uvicorn_config(app, settings), listener, hints.wake),
+                _serving(_uvicorn_config(app, settings, trust), listener, hints.wake),
             ):
                 yield RunningControlPlane(url)
 
@@ -139,7 +154,9 @@ async def _assembled(
     database: Database,
     hints: Hints,
     outbound: Outbound,
+    trust: ClientTrust,
     url: str,
+    at_the_end: contextlib.AsyncExitStack,
     *,
     clock: Clock,
     entropy: Entropy,
@@ -151,7 +168,7 @@ async def _assembled(
     issuer = settings.issuer_url or url
     # (2) The store.
     store, trail = SqlStore(database, hints.wake), Trail(clock, entropy)
-    registry = Registry(store, trail, clock=clock, entropy=entropy)
+    registry = Registry(store, trail, clock=clock, entropy=entropy, admit=trust.admit)
     if clients is not None:
         await registry.reconcile(clients, by=Actor("settings", "start"))
     # (3) Our own keys. Where they do not open we still start, not ready, so that it can be seen why.
@@ -159,9 +176,18 @@ async def _assembled(
     with contextlib.suppress(RefusedError):
         await own_keys.rings()
     audit_keys = AuditKeys(store, custody, clock=clock, entropy=entropy)
-    # (4) The use cases.
-    identification = Identification(store, FetchedKeys(outbound, clock=clock), clock=clock, own_issuer=issuer)
-    access = Access(store, identification, admin_token=admin_token)
+    # (4) The use cases. Answers of providers that are on their way at the end are waited for.
+    material = Material(store, custody, trail, providers(outbound, entropy=entropy), clock=clock)
+    at_the_end.push_async_callback(material.close)
+    keys = FetchedKeys(outbound, clock=clock)
+    identification = Identification(store, keys, clock=clock, own_issuer=issuer)
+    access = Access(
+        store,
+        identification,
+        ClientAssertions(store, keys, identification, clock=clock, own_issuer=issuer),
+        admin_token=admin_token,
+        client_authorities=trust.authorities,
+    )
     issuance = Issuance(own_keys, clock=clock, entropy=entropy, proxy_base_url=settings.proxy_base_url)
     sessions = Sessions(
         store,
@@ -180,7 +206,7 @@ async def _assembled(
         sessions,
         issuance,
         injectors,
-        DirectMode(store, custody, clock=clock, is_single_tenant=settings.platform_tenancy == "single"),
+        DirectMode(store, material, clock=clock, is_single_tenant=settings.platform_tenancy == "single"),
         trail,
         clock=clock,
         placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
@@ -195,6 +221,7 @@ async def _assembled(
         ClientTokens(store, own_keys, trail, clock=clock, entropy=entropy, issuer=issuer),
         Introspection(store, own_keys, trail, clock=clock, issuer=issuer),
     )
+    key_keeper = KeyKeeper(store, own_keys, trail, clock=clock)
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,
@@ -209,7 +236,7 @@ async def _assembled(
     )
     internal = InternalApi(
         access=access,
-        resolution=Resolution(store, custody, clock=clock),
+        resolution=Resolution(store, material, clock=clock),
         own_keys=own_keys,
         store=store,
         wake=hints.wake,
@@ -225,6 +252,7 @@ async def _assembled(
         SessionsApi(access, sessions).router(),
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
+        PlatformApi(access, key_keeper, injectors).router(),
         IssuersApi(access, issuers).router(),
         audit.router(),
         audit.public_router(),
@@ -238,9 +266,25 @@ async def _assembled(
         Chore("audit_chain", CHAINING_SECONDS, chaining.once),
         Chore("audit_retention", RETENTION_SECONDS, chaining.forget),
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
+        Chore("keys", ROUND_SECONDS, key_keeper.retire),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),
     ]
+    if settings.client_self_signed:
+        admission = _admission(store, trust)
+        await admission()
+        chores.append(Chore("client certificates", ADMISSION_SECONDS, admission))
     return app, chores
+
+
+def _admission(store: Store, trust: ClientTrust) -> Callable[[], Awaitable[None]]:
+    """Lets certificates of clients' own making through the handshake, also those that another replica registered."""
+
+    async def admit() -> None:
+        async with store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
+            clients = await records.clients.with_self_signed()
+        trust.admit([client.proofs.self_signed for client in clients if client.proofs.self_signed is not None])
+
+    return admit
 
 
 @asynccontextmanager
@@ -284,7 +328,10 @@ def _outbound(settings: Settings, listener: socket.socket) -> HttpOutbound:
     )
 
 
-def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, settings: Settings, trust: ClientTrust) -> uvicorn.Config:
+    def with_client_certificates(_config: uvicorn.Config, usual: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        return trust.applied_to(usual())
+
     return uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -298,6 +345,7 @@ def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key_file,
+        ssl_context_factory=with_client_certificates if settings.asks_for_certificates else None,
     )
 
 

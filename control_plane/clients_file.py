@@ -2,18 +2,21 @@
 
     [{"id": "proxy", "kind": "egress_proxy", "tenant": null, "scopes": [], "secret_file": "/run/secrets/proxy"}]
 
+Instead of a `secret_file`, or beside it, `proofs` as in `POST /v1/clients`: keys, a workload, a certificate.
+
 Rule: a secret of fewer than 32 characters, or in a file that others can read, is refused.
 """
 
 import json
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from control_plane.adapters.keyring import KeyFileError, require_private
 from control_plane.contract.caller import ClientId, TenantId
 from control_plane.contract.secret import Secret, UnusableSecretError
+from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.names import CLIENT_ID, TENANT_ID
 from control_plane.core.records import ClientKind
 from control_plane.registry import FileClient, NewClient
@@ -32,7 +35,14 @@ class _Entry(BaseModel):
     kind: Literal["runtime", "egress_proxy", "operator"]
     tenant: Annotated[str, StringConstraints(pattern=TENANT_ID)] | None = None
     scopes: list[Literal["subject:assert"]] = []
-    secret_file: Path
+    secret_file: Path | None = None
+    proofs: ClientProofs = NO_PROOFS
+
+    @model_validator(mode="after")
+    def _provable(self) -> Self:
+        if self.secret_file is None and self.proofs.is_empty:
+            raise ValueError("it needs a secret_file, or proofs")
+        return self
 
 
 _ENTRIES: Final = TypeAdapter(list[_Entry])
@@ -75,5 +85,6 @@ def _file_client(entry: _Entry, folder: Path) -> FileClient:
         kind=ClientKind(entry.kind),
         tenant=TenantId(entry.tenant) if entry.tenant is not None else None,
         scopes=tuple(entry.scopes),
+        proofs=entry.proofs,
     )
-    return FileClient(client, read_secret_file(folder / entry.secret_file))
+    return FileClient(client, read_secret_file(folder / entry.secret_file) if entry.secret_file else None)

@@ -109,10 +109,14 @@ class Settings(DatabaseSettings):
     """After so many days events leave the audit trail, and a signed anchor stays. None: they stay."""
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
+    client_ca_files: Annotated[tuple[Path, ...], NoDecode] = ()
+    """Authorities that vouch for clients' certificates (RFC 8705). In the environment separated by commas."""
+    client_self_signed: bool = False
+    """Whether clients may be registered with certificates of their own making."""
     plaintext_listener: Literal["", "accepted-risk"] = ""
     """`accepted-risk`: other machines may reach the listener without TLS, since something in front encrypts."""
 
-    @field_validator("kek_files", "outbound_allow", "outbound_ca_files", mode="before")
+    @field_validator("kek_files", "outbound_allow", "outbound_ca_files", "client_ca_files", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -154,10 +158,19 @@ class Settings(DatabaseSettings):
     def _without_final_slash(cls, value: str | None) -> str | None:
         return value.rstrip("/") if value else value
 
+    @property
+    def asks_for_certificates(self) -> bool:
+        return bool(self.client_ca_files) or self.client_self_signed
+
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file come together")
+        if self.asks_for_certificates and self.tls_cert_file is None:
+            raise ValueError(
+                f"{PREFIX}CLIENT_CA_FILES and {PREFIX}CLIENT_SELF_SIGNED need {PREFIX}TLS_CERT_FILE: clients show "
+                "their certificates to this listener itself"
+            )
         return self
 
     @model_validator(mode="after")

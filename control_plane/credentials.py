@@ -4,22 +4,36 @@ Rule: where a secret may go can only be narrowed without it. Every other change 
 in the same call, because whoever may edit a destination is not thereby somebody who knows the key.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from control_plane.access import TENANT_NOT_FOUND
 from control_plane.contract.caller import CredentialId, TenantId
 from control_plane.contract.destination import Destination
+from control_plane.contract.kinds import CredentialKind
 from control_plane.contract.placement import BEARER, Placement, fits
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
+from control_plane.core import kinds
+from control_plane.core.kinds import InvalidSecretError, InvalidSettingsError, is_replaced, kind_named
 from control_plane.core.names import ID_ENTROPY_BYTES, default_variable, new_id
 from control_plane.core.presets import PRESETS, Preset
+from control_plane.core.probe import SETTING as PROBE_SETTING
 from control_plane.core.reach import Reach, widened_fields
-from control_plane.core.records import Change, ChangeKind, Credential, CredentialVersion, Rotation, VersionState
+from control_plane.core.records import (
+    Change,
+    ChangeKind,
+    Credential,
+    CredentialVersion,
+    MintedValue,
+    MintingState,
+    Rotation,
+    VersionState,
+)
 from control_plane.core.rotation import Lineage
 from control_plane.custody import UnopenableError, open_secret
+from control_plane.faults import reach
 from control_plane.ports import Clock, Entropy, Records, Store, TakenError, TenantScope
 from control_plane.trail import Actor, Trail
 from control_plane.versions import Versions
@@ -39,6 +53,10 @@ class NewCredential:
     variables: tuple[str, ...] | None
     credential_required: bool
     secret: Secret
+    allow_direct: bool = False
+    kind: str = CredentialKind.STATIC.value
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    max_stale_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,10 @@ class CredentialChange:
     variables: tuple[str, ...] | None = None
     credential_required: bool | None = None
     secret: Secret | None = None
+    allow_direct: bool | None = None
+    settings: Mapping[str, Any] | None = None
+    """All of them, as they are to be."""
+    max_stale_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,8 @@ class Described:
     versions: Sequence[CredentialVersion]
     rotation: Rotation | None = None
     """The latest one: under way, or how it ended."""
+    minted: MintedValue | None = None
+    """What its provider gave last, or why it gave nothing."""
 
 
 class CredentialKeeper:
@@ -73,14 +97,15 @@ class CredentialKeeper:
     async def add(self, tenant: TenantId, new: NewCredential, *, by: Actor) -> Described:
         """Raises `RefusedError` (`not_found` for the tenant, `invalid_field`)."""
         credential = self._settled(tenant, new)
-        require_fit(new.secret, credential.placements)
+        secret = settled_secret(credential, new.secret)
         async with self._store.write(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
             try:
                 await records.credentials.add(credential)
             except TakenError:
                 raise RefusedError(NAME_TAKEN) from None
-            await self._versions.write(records, credential, FIRST, secret=new.secret)
+            await self._versions.write(records, credential, FIRST, secret=secret)
+            reach("credential.added")
             await self._published(records, "credential.add", credential, by)
             return await self._described(records, credential)
 
@@ -105,14 +130,14 @@ class CredentialKeeper:
                 raise RefusedError(_secret_required(widened))
             # (3) The secret, a submitted one or the same again, is sealed to where it may go now.
             if change.secret is not None:
-                require_fit(change.secret, new.placements)
-                new = await self._replaced(records, new, change.secret)
+                new = await self._replaced(records, new, settled_secret(new, change.secret))
             elif _reach(new) != _reach(old):
                 new = await self._sealed_again(records, old, new)
             await records.credentials.replace(new)
             # (4) What was bound to the old reach is not bound to the new one.
             if _reach(new) != _reach(old):
                 await records.tokens.revoke_of_credential(new.id, self._clock())
+                reach("credential.narrowed")
             await self._published(records, "credential.change", new, by, revoked=_reach(new) != _reach(old))
             return await self._described(records, new)
 
@@ -121,7 +146,9 @@ class CredentialKeeper:
         async with self._store.write(TenantScope(tenant)) as records:
             credential = await locked(records, name)
             await records.tokens.revoke_of_credential(credential.id, self._clock())
+            reach("credential.tokens_revoked")
             await records.credentials.remove(credential.id)
+            reach("credential.removed")
             await self._published(records, "credential.delete", credential, by, revoked=True)
 
     def _settled(self, tenant: TenantId, new: NewCredential) -> Credential:
@@ -132,11 +159,14 @@ class CredentialKeeper:
             tenant=tenant,
             name=new.name,
             preset=new.preset,
-            kind="static",
+            kind=new.kind,
+            settings=_settings(new.kind, new.settings),
+            max_stale_seconds=new.max_stale_seconds,
             destinations=new.destinations or (preset.destinations if preset else ()),
             placements=new.placements or (preset.placements if preset else (BEARER,)),
             variables=_variables(new, preset),
             credential_required=new.credential_required,
+            allow_direct=new.allow_direct,
             current_version=1,
             created_at=now,
             updated_at=now,
@@ -150,9 +180,12 @@ class CredentialKeeper:
             destinations=old.destinations if change.destinations is None else change.destinations,
             placements=old.placements if change.placements is None else change.placements,
             variables=old.variables if change.variables is None else change.variables,
+            allow_direct=old.allow_direct if change.allow_direct is None else change.allow_direct,
             credential_required=(
                 old.credential_required if change.credential_required is None else change.credential_required
             ),
+            settings=old.settings if change.settings is None else _changed_settings(old, change.settings),
+            max_stale_seconds=old.max_stale_seconds if change.max_stale_seconds is None else change.max_stale_seconds,
             updated_at=self._clock(),
         )
         _require_settled(new)
@@ -161,6 +194,7 @@ class CredentialKeeper:
     async def _sealed_again(self, records: Records, old: Credential, new: Credential) -> Credential:
         """As a new version: the envelope of the wider reach is no longer one of the credential's."""
         version = await records.versions.get(old.id, old.current_version)
+        await self._require_at_rest(records, old, version)
         try:
             secret = open_secret(self._versions.custody, version, old)
         except UnopenableError:
@@ -173,9 +207,21 @@ class CredentialKeeper:
             records, credential, secret, over=VersionState.RETIRED, reason="the credential was changed"
         )
 
+    async def _require_at_rest(
+        self, records: Records, credential: Credential, version: CredentialVersion | None
+    ) -> None:
+        """A secret that its provider replaces is not copied while that may be happening. Raises `RefusedError`."""
+        if version is None or not is_replaced(credential.kind):
+            return
+        now = self._clock()
+        row = await records.minted.lease(version, now=now, until=now + COPY_SECONDS)
+        if row is None:
+            raise RefusedError(BEING_REPLACED)
+        if row.asked_fence is not None or row.state is MintingState.CONSENT_LOST:
+            raise RefusedError(MAY_BE_USED_UP)
+
     async def _described(self, records: Records, credential: Credential) -> Described:
-        versions, rotation = await records.versions.of(credential.id), await records.rotations.of(credential.id)
-        return Described(credential, versions, rotation)
+        return await describe(records, credential)
 
     async def _published(
         self, records: Records, action: str, credential: Credential, by: Actor, *, revoked: bool = False
@@ -204,8 +250,22 @@ async def require_tenant(records: Records, tenant: TenantId) -> None:
         raise RefusedError(TENANT_NOT_FOUND)
 
 
+async def describe(records: Records, credential: Credential) -> Described:
+    return Described(
+        credential,
+        await records.versions.of(credential.id),
+        await records.rotations.of(credential.id),
+        await records.minted.get(credential.id, credential.current_version),
+    )
+
+
 def _reach(credential: Credential) -> Reach:
-    return Reach(credential.destinations, credential.placements)
+    return Reach(
+        credential.destinations,
+        credential.placements,
+        allow_direct=credential.allow_direct,
+        settings=credential.settings,
+    )
 
 
 async def locked(records: Records, name: str) -> Credential:
@@ -244,16 +304,47 @@ def _require_settled(credential: Credential) -> None:
         raise invalid_field("destinations", "a credential has at least one, such as https://api.example.com")
     if not credential.placements:
         raise invalid_field("placements", "a credential has at least one")
-    for field, values in (
+    for name, values in (
         ("destinations", credential.destinations),
         ("placements", credential.placements),
         ("variables", credential.variables),
     ):
         if len(set(values)) != len(values):
-            raise invalid_field(field, "the same one is there twice")
+            raise invalid_field(name, "the same one is there twice")
 
 
-def require_fit(secret: Secret, placements: Sequence[Placement]) -> None:
+def settled_secret(credential: Credential, submitted: Secret) -> Secret:
+    """The secret in its kind's one form. Raises `RefusedError(invalid_field)`."""
+    kind = kind_named(credential.kind)
+    try:
+        secret = kinds.settled_secret(kind, credential.settings, submitted)
+    except InvalidSecretError as error:
+        raise invalid_field("secret", str(error)) from None
+    if kind is CredentialKind.STATIC:
+        _require_fit(secret, credential.placements)
+    return secret
+
+
+def _changed_settings(old: Credential, untrusted: Mapping[str, Any]) -> dict[str, Any]:
+    """Its kind's; how a new version is tried stays as it was."""
+    if PROBE_SETTING in untrusted:
+        raise invalid_field(f"settings.{PROBE_SETTING}", "it is given with a rotation")
+    kept = {name: value for name, value in old.settings.items() if name == PROBE_SETTING}
+    return {**_settings(old.kind, untrusted), **kept}
+
+
+def _settings(kind: str, untrusted: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        known = kind_named(kind)
+    except InvalidSettingsError as error:
+        raise invalid_field("kind", str(error)) from None
+    try:
+        return kinds.settled_settings(known, untrusted)
+    except InvalidSettingsError as error:
+        raise invalid_field(f"settings.{error.field}" if error.field else "settings", str(error)) from None
+
+
+def _require_fit(secret: Secret, placements: Sequence[Placement]) -> None:
     if not all(fits(secret.reveal(), placement) for placement in placements):
         raise invalid_field("secret", "a header carries ASCII only, and this secret has other characters in it")
 
@@ -270,6 +361,19 @@ def _secret_required(fields: Sequence[str]) -> Refusal:
     )
 
 
+COPY_SECONDS: Final = 10.0
+"""Longer than the transaction that seals a secret again."""
+BEING_REPLACED: Final = Refusal(
+    RefusalCode.CREDENTIAL_UNAVAILABLE,
+    "a new token is being asked for at this moment, and the secret may change with it",
+    "try again in a moment, or submit the secret in the field 'secret'",
+    retry_after_seconds=5,
+)
+MAY_BE_USED_UP: Final = Refusal(
+    RefusalCode.SECRET_REQUIRED,
+    "a new token was asked for and the answer was lost, so that the secret may be used up",
+    "submit the secret again in the same call, in the field 'secret'",
+)
 NAME_TAKEN: Final = Refusal(
     RefusalCode.INVALID_FIELD,
     "name: there is a credential of that name already",

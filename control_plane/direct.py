@@ -7,20 +7,22 @@ is 503, since a fall-back to handing out keys is what this product is against (A
 
 from typing import Final
 
+from control_plane.contract.kinds import is_placed
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.core.oauth import invalid_request
 from control_plane.core.records import Credential
-from control_plane.custody import Custody, UnopenableError, open_secret
+from control_plane.custody import UnopenableError
 from control_plane.injectors import require_one_heard
+from control_plane.material import Material, NotAtHandError
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store
 from control_plane.proof import Proof
 
 
 class DirectMode:
-    def __init__(self, store: Store, custody: Custody, *, clock: Clock, is_single_tenant: bool) -> None:
+    def __init__(self, store: Store, material: Material, *, clock: Clock, is_single_tenant: bool) -> None:
         self._store = store
-        self._custody = custody
+        self._material = material
         self._clock = clock
         self._is_single_tenant = is_single_tenant
 
@@ -41,19 +43,30 @@ class DirectMode:
 
     async def key(self, records: Records, credential: Credential) -> Secret:
         """The credential's secret, in the transaction that records that it was handed out. Raises `RefusedError`."""
-        if not credential.allow_direct:
+        # A document to sign or prove with is nobody's key: it never leaves for a client.
+        if not credential.allow_direct or not is_placed(credential.kind):
             raise RefusedError(DIRECT_NOT_ALLOWED)
         version = await records.versions.get(credential.id, credential.current_version)
         try:
-            return open_secret(self._custody, version, credential)
+            current = await self._material.current(records, credential, version)
         except UnopenableError:
             raise RefusedError(DOES_NOT_OPEN) from None
+        except NotAtHandError as missing:
+            self._material.begin(missing.needed)  # whoever asks again finds it
+            raise RefusedError(NOT_YET) from None
+        return current.secret
 
 
 DIRECT_NOT_ALLOWED: Final = Refusal(
     RefusalCode.DIRECT_NOT_ALLOWED,
     "a proxy swaps placeholders here, so keys are never handed out",
     "leave requested_token_type out",
+)
+NOT_YET: Final = Refusal(
+    RefusalCode.CREDENTIAL_UNAVAILABLE,
+    "the credential's token is being fetched",
+    "try again in a moment",
+    retry_after_seconds=1,
 )
 DOES_NOT_OPEN: Final = Refusal(
     RefusalCode.CREDENTIAL_UNAVAILABLE,

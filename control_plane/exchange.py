@@ -26,6 +26,7 @@ from control_plane.core.records import Client, Session, Token
 from control_plane.core.scopes import InvalidScopeError, covers, read_scope
 from control_plane.core.targeting import Target, choose
 from control_plane.direct import DirectMode
+from control_plane.faults import reach
 from control_plane.injectors import Injectors
 from control_plane.issuance import Granted, Issuance, Issued, IssuedDirect, IssuedProxyCredential, Mandate
 from control_plane.own_keys import OwnKeyring
@@ -121,6 +122,8 @@ class Exchange:
             )
             # (11) In the trail, in the same transaction.
             await self._trail.record(records, [self._granted("exchange", issued, by)])
+            reach("exchange.recorded")
+        reach("exchange.committed")
         return issued
 
     async def _handed_out(
@@ -159,6 +162,7 @@ class Exchange:
             mandate = await self._mandate(records, proof, chain, request, attempt)
             issued = await self._issuance.new_proxy_credential(records, mandate, ttl_seconds=self._ttl_seconds)
             await self._trail.record(records, [self._token_event("exchange.proxy_credential", issued.token, by)])
+            reach("exchange.proxy_credential_recorded")
         return issued
 
     async def _renew_proxy_credential(
@@ -172,6 +176,7 @@ class Exchange:
             mandate = _mandate_of(session, client, token.act)
             issued = await self._issuance.renewed_proxy_credential(records, mandate, token, text=text)
             await self._trail.record(records, [self._token_event("exchange.proxy_credential.renew", token, by)])
+        reach("exchange.proxy_credential_renewed")
         return issued
 
     async def _session_to_renew_in(
@@ -213,6 +218,8 @@ class Exchange:
             proxy = (request.proxy_credential, proxy_token) if request.proxy_credential and proxy_token else None
             issued = await self._issuance.renewed(records, mandate, credential, placeholder, text=text, proxy=proxy)
             await self._trail.record(records, [self._granted("exchange.renew", issued, by)])
+            reach("exchange.renewal_recorded")
+        reach("exchange.renewed")
         return issued
 
     async def _mandate(

@@ -12,6 +12,7 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.core.records import Change, ChangeKind, Grant, TenantAllowRule
 from control_plane.credentials import CREDENTIAL_NOT_FOUND, invalid_field, require_tenant
+from control_plane.faults import reach
 from control_plane.ports import Clock, Entropy, Records, Store, TenantScope
 from control_plane.trail import Actor, Trail
 
@@ -74,6 +75,7 @@ class GrantKeeper:
                 created_at=self._clock(),
             )
             await records.grants.add(grant)
+            reach("grant.added")
             # Placeholders that are out already may now do more: what proxies hold of this credential is asked again.
             await self._published(records, "grant.add", grant, credential.name, by)
             return NamedGrant(grant, credential.name)
@@ -91,8 +93,10 @@ class GrantKeeper:
             if grant is None:
                 raise RefusedError(GRANT_NOT_FOUND)
             await records.grants.remove(grant_id)
+            reach("grant.removed")
             # What a proxy holds for them it holds by this grant, whose one event says it.
             await records.tokens.revoke_no_longer_granted(grant.credential_id, self._clock())
+            reach("grant.tokens_revoked")
             credential = await records.credentials.get(grant.credential_id)
             await self._published(records, "grant.remove", grant, credential.name if credential else "", by)
 

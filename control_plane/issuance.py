@@ -17,9 +17,11 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.core.delegation import Chain
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
+from control_plane.core.oauth import OAuthErrorCode, OAuthRefusedError
 from control_plane.core.presets import PRESETS
 from control_plane.core.records import Credential, Grant, Token, TokenKind
 from control_plane.core.targeting import NOT_FOUND, Target, choose
+from control_plane.faults import reach
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, Entropy, Records, TakenError
 
@@ -202,6 +204,7 @@ class Issuance:
     async def _prolong(self, records: Records, token: Token, expires_at: float) -> None:
         if not await records.tokens.prolong(token.sha256, expires_at):
             raise RefusedError(REVOKED)
+        reach("issuance.prolonged")
 
     async def _record(
         self,
@@ -220,6 +223,7 @@ class Issuance:
         text = mint(shape, marker, tag_key=tag_key, entropy=self._entropy(ENTROPY_BYTES))
         token = self._token(mandate, kind, fingerprint(text), credential, ttl_seconds, scope)
         await records.tokens.add(token)
+        reach("issuance.recorded")
         return text, token
 
     def _token(
@@ -259,13 +263,13 @@ class Issuance:
         for_token: str,
         ttl_seconds: int,
     ) -> IssuedDirect:
-        """The key itself, once for each subject token. Raises `RefusedError(token_invalid)` the second time."""
+        """The key itself, once for each subject token. Raises `OAuthRefusedError(invalid_request)` the second time."""
         once = hashlib.sha256(f"direct\0{for_token}\0{credential.id}".encode()).hexdigest()
         token = self._token(mandate, TokenKind.DIRECT, once, credential, ttl_seconds, "")
         try:
             await records.tokens.add(token)
         except TakenError:
-            raise RefusedError(HANDED_OUT_ALREADY) from None
+            raise OAuthRefusedError(OAuthErrorCode.INVALID_REQUEST, HANDED_OUT_ALREADY) from None
         return IssuedDirect(
             DirectCredential(secret), token, credential, max(0, int(token.expires_at - token.created_at))
         )

@@ -212,11 +212,16 @@ def _require_one_key_source(issuer: TrustedIssuer) -> None:
         raise invalid_field("keys_max_stale_seconds", "at least keys_max_age_seconds")
     for field, url in (("issuer", issuer.issuer if issuer.discovery else None), ("jwks_url", issuer.jwks_url)):
         if url is not None:
-            try:
-                parse_outbound_url(url)
-            except InvalidUrlError as error:
-                raise invalid_field(field, str(error)) from None
+            require_url(field, url)
     require_sound_keys(issuer.keys, issuer.algorithms)
+
+
+def require_url(field: str, url: str) -> None:
+    """Raises `RefusedError(invalid_field)` for what is not fetched."""
+    try:
+        parse_outbound_url(url)
+    except InvalidUrlError as error:
+        raise invalid_field(field, str(error)) from None
 
 
 def require_sound_keys(keys: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:

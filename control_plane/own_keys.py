@@ -36,6 +36,7 @@ from control_plane.core.session_token import (
     check_header,
 )
 from control_plane.custody import Custody, UnopenableError
+from control_plane.faults import reach
 from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, Store, TakenError
 
 LOOK_AGAIN_SECONDS: Final = 15.0
@@ -190,6 +191,7 @@ class OwnKeyring:
         with contextlib.suppress(TakenError):
             async with self._store.write(scope) as records:
                 await records.own_keys.add(self.new(purpose, key_id=f"first-{purpose.value}", in_use_from=0.0))
+                reach("own_keys.added")
         async with self._store.read(scope) as records:
             return await records.own_keys.list(purpose)
 

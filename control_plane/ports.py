@@ -12,10 +12,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
+from control_plane.contract.secret import Secret
 from control_plane.contract.wire import AuditEvent
 from control_plane.core.chain import Anchor, Head
 from control_plane.core.identity import KeySource, TrustedIssuer
 from control_plane.core.jwk import VerificationKey
+from control_plane.core.kinds import KindSettings
 from control_plane.core.records import (
     Change,
     Client,
@@ -24,6 +26,7 @@ from control_plane.core.records import (
     Grant,
     Injector,
     KeyPurpose,
+    MintedValue,
     OwnKey,
     PublishedChange,
     Rotation,
@@ -89,6 +92,12 @@ class Clients(Protocol):
     async def replace(self, client: Client) -> None: ...
     async def get(self, client: ClientId) -> Client | None: ...
     async def list(self) -> Sequence[Client]: ...
+    async def of_workload_issuer(self, issuer: str) -> Sequence[Client]:
+        """Those that prove themselves by tokens of this trusted issuer."""
+        ...
+
+    async def of_certificate(self, names: Sequence[str]) -> Sequence[Client]: ...
+    async def with_self_signed(self) -> Sequence[Client]: ...
     async def remove(self, client: ClientId) -> bool: ...
 
 
@@ -110,6 +119,10 @@ class Versions(Protocol):
     async def replace(self, version: CredentialVersion) -> None: ...
     async def get(self, credential: CredentialId, version: int) -> CredentialVersion | None: ...
     async def of(self, credential: CredentialId) -> Sequence[CredentialVersion]: ...
+    async def reseal(self, version: CredentialVersion, *, instead_of: bytes) -> bool:
+        """Another envelope for the same version, where it still has the one that was read."""
+        ...
+
     async def count_by_kek(self) -> Mapping[str, int]: ...
 
 
@@ -146,6 +159,37 @@ class Rotations(Protocol):
         ...
 
     async def forget_replies(self, credential: CredentialId) -> None: ...
+
+
+class MintedValues(Protocol):
+    """What was minted for a version of a credential, and who may ask its provider for more."""
+
+    async def get(self, credential: CredentialId, version: int) -> MintedValue | None: ...
+    async def lease(self, version: CredentialVersion, *, now: float, until: float) -> MintedValue | None:
+        """Ours until then, under a new fence. None: somebody else has it."""
+        ...
+
+    async def settle(self, minted: MintedValue, *, asked_fence: int) -> bool:
+        """Writes the row where the question of that fence is still the one that waits for its answer, and ends its
+        lease."""
+        ...
+
+    async def put(self, minted: MintedValue) -> bool:
+        """Writes the row where its lease has not been taken over."""
+        ...
+
+    async def release(self, minted: MintedValue) -> None:
+        """Ends the lease of that fence."""
+        ...
+
+    async def discard(self, credential: CredentialId, version: int) -> None:
+        """The value alone: whatever is known of its provider stays."""
+        ...
+
+    async def forget(self, credential: CredentialId, version: int) -> None: ...
+    async def purge(self, *, limit: int) -> int:
+        """Forgets what was minted for versions that are over; how many."""
+        ...
 
 
 class Grants(Protocol):
@@ -414,6 +458,8 @@ class Records(Protocol):
     @property
     def rotations(self) -> Rotations: ...
     @property
+    def minted(self) -> MintedValues: ...
+    @property
     def grants(self) -> Grants: ...
     @property
     def rules(self) -> AllowRules: ...
@@ -469,9 +515,11 @@ class OutboundFailure(StrEnum):
 class OutboundError(Exception):
     """Says why, and never a URL's query, a header or a body."""
 
-    def __init__(self, failure: OutboundFailure) -> None:
+    def __init__(self, failure: OutboundFailure, *, sent: bool = False) -> None:
+        """`sent`: the server may have read the request, so that what became of it is not known."""
         super().__init__(failure.value)
         self.failure = failure
+        self.sent = sent
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -515,6 +563,57 @@ class PublicKeys(Protocol):
 
         Raises `KeysUnavailableError`.
         """
+
+
+class ProviderFailure(StrEnum):
+    """Why a provider gave nothing."""
+
+    UNAVAILABLE = "unavailable"
+    """No answer, or one that says it cannot at the moment."""
+    UNUSABLE = "unusable"
+    """An answer that is none: empty, another form, nothing in it that could be used."""
+    CONSENT_ENDED = "consent_ended"
+    """`invalid_grant`: what we hold does not count any more."""
+    CLIENT_REFUSED = "client_refused"
+    """What we prove ourselves with does not count."""
+    REQUEST_REFUSED = "request_refused"
+    """It does not give what the settings ask for."""
+
+
+class ProviderError(Exception):
+    """`code` is the provider's own, if it is one of a known list; nothing else that it said is in here."""
+
+    def __init__(
+        self,
+        failure: ProviderFailure,
+        *,
+        code: str = "",
+        unheard: bool = False,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        """`unheard`: it may have answered, and we have not heard it."""
+        super().__init__(f"{failure.value} {code}".strip())
+        self.failure = failure
+        self.code = code
+        self.unheard = unheard
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderAnswer:
+    value: Secret
+    """As it is resolved: a token, or a document."""
+    expires_in_seconds: float | None
+    """None: the provider does not say."""
+    secret: Secret | None = None
+    """Takes the place of the secret that was used, which does not count any more."""
+
+
+class Provider(Protocol):
+    """Mints values of one kind of credential."""
+
+    async def mint(self, settings: KindSettings, secret: Secret, *, now: float) -> ProviderAnswer:
+        """`settings` are of its kind, `secret` is in its kind's form. Raises `ProviderError`."""
         ...
 
 

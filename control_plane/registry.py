@@ -4,8 +4,9 @@ Rule: a client's secret is made here, shown once and kept as SHA-256. A client w
 file says at each start, and goes when the file no longer has it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 from control_plane.access import TENANT_NOT_FOUND, secret_sha256
@@ -14,6 +15,9 @@ from control_plane.contract.placeholder import BASE62
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.contract.wire import AuditEvent
+from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
+from control_plane.core.identity import Use
+from control_plane.core.jwk import ALGORITHMS
 from control_plane.core.records import (
     SUBJECT_ASSERT,
     Change,
@@ -25,6 +29,8 @@ from control_plane.core.records import (
     Tenant,
 )
 from control_plane.credentials import invalid_field, require_tenant
+from control_plane.faults import reach
+from control_plane.issuers import require_sound_keys, require_url
 from control_plane.ports import (
     Clock,
     CrossTenantReason,
@@ -48,6 +54,7 @@ class NewClient:
     kind: ClientKind
     tenant: TenantId | None
     scopes: tuple[str, ...]
+    proofs: ClientProofs = NO_PROOFS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +62,37 @@ class FileClient:
     """An entry of the clients file, its secret read."""
 
     client: NewClient
-    secret: Secret
+    secret: Secret | None
+    """None: it proves itself otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientChange:
+    """New proofs in place of all old ones (None: as they are), and a new secret or none at all."""
+
+    proofs: ClientProofs | None
+    secret: "SecretChange"
+
+
+class SecretChange(StrEnum):
+    KEEP = "keep"
+    NEW = "new"
+    """A new one; the old one is good no more."""
+    NONE = "none"
 
 
 class Registry:
-    def __init__(self, store: Store, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
+    def __init__(
+        self,
+        store: Store,
+        trail: Trail,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        admit: Callable[[Sequence[str]], None] = lambda _certificates: None,
+    ) -> None:
+        """`admit` lets certificates of clients' own making through the handshake of this process."""
+        self._admit = admit
         self._store = store
         self._trail = trail
         self._clock = clock
@@ -78,23 +111,52 @@ class Registry:
         async with self._store.write(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
             await records.tenants.remove(tenant)
+            reach("tenant.removed")
             await records.outbox.append([Change(ChangeKind.TENANT, tenant, tenant, revoked=True)], self._clock())
             await self._trail.record(records, [self._trail.event("tenant.delete", by=by, tenant=tenant)])
 
-    async def add_client(self, new: NewClient, *, by: Actor) -> tuple[Client, Secret]:
+    async def add_client(self, new: NewClient, *, with_secret: bool, by: Actor) -> tuple[Client, Secret | None]:
         """The client and its secret, which is not kept. Raises `RefusedError(invalid_field)`."""
         require_sound(new)
-        secret = self._new_secret()
+        secret = self._new_secret() if with_secret else None
         client = self._client(new, secret, ClientSource.API)
+        require_provable(client)
         async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
             if new.tenant is not None and await records.tenants.get(new.tenant) is None:
                 raise RefusedError(TENANT_NOT_FOUND)
+            await _require_possible(records, client)
             try:
                 await records.clients.add(client)
             except TakenError:
                 raise invalid_field("id", "there is a client of that id already") from None
             await records.audit.append([self._client_event("client.add", client, by)])
+        self._admitted(client)
         return client, secret
+
+    async def change_client(
+        self, client_id: ClientId, change: ClientChange, *, by: Actor
+    ) -> tuple[Client, Secret | None]:
+        """Other proofs of the same client, which keeps what it holds. Raises `RefusedError`."""
+        secret = self._new_secret() if change.secret is SecretChange.NEW else None
+        async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            present = await records.clients.get(client_id)
+            if present is None:
+                raise RefusedError(CLIENT_NOT_FOUND)
+            if present.source is ClientSource.FILE:
+                raise invalid_field("client", "is written in the clients file; change it there")
+            digest = present.secret_sha256 if change.secret is SecretChange.KEEP else _digest(secret)
+            proofs = present.proofs if change.proofs is None else change.proofs
+            client = replace(present, proofs=proofs, secret_sha256=digest)
+            require_provable(client)
+            await _require_possible(records, client)
+            await records.clients.replace(client)
+            await records.audit.append([self._client_event("client.change", client, by)])
+        self._admitted(client)
+        return client, secret
+
+    def _admitted(self, client: Client) -> None:
+        if client.proofs.self_signed is not None:
+            self._admit([client.proofs.self_signed])
 
     async def clients(self) -> Sequence[Client]:
         async with self._store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
@@ -112,6 +174,7 @@ class Registry:
         """Makes the clients of the clients file what it says. Raises `RefusedError(invalid_field)`."""
         for entry in entries:
             require_sound(entry.client)
+            require_provable(self._client(entry.client, entry.secret, ClientSource.FILE))
         async with self._store.write(PlatformScope(CrossTenantReason.START)) as records:
             for tenant in sorted({entry.client.tenant for entry in entries if entry.client.tenant is not None}):
                 await self._ensured(records, tenant, by)
@@ -136,7 +199,9 @@ class Registry:
 
     async def _removed(self, records: Records, client: Client, by: Actor) -> None:
         await self._dispossessed(records, client, by)
+        reach("client.dispossessed")
         await records.clients.remove(client.id)
+        reach("client.removed")
         await self._trail.record(records, [self._client_event("client.delete", client, by)])
 
     async def _dispossessed(self, records: Records, client: Client, by: Actor) -> None:
@@ -162,19 +227,22 @@ class Registry:
         await records.audit.append([self._trail.event("tenant.add", by=by, tenant=tenant)])
         return made
 
-    def _client(self, new: NewClient, secret: Secret, source: ClientSource) -> Client:
+    def _client(self, new: NewClient, secret: Secret | None, source: ClientSource) -> Client:
         return Client(
             id=new.id,
             tenant=new.tenant,
             kind=new.kind,
             scopes=new.scopes,
-            secret_sha256=secret_sha256(secret.reveal()),
+            secret_sha256=_digest(secret),
             source=source,
             created_at=self._clock(),
+            proofs=new.proofs,
         )
 
     def _client_event(self, action: str, client: Client, by: Actor) -> AuditEvent:
-        return self._trail.event(action, by=by, tenant=client.tenant, detail=f"{client.kind.value} {client.id}")
+        proven_by = [*(["client_secret"] if client.secret_sha256 else []), *client.proofs.methods]
+        detail = f"{client.kind.value} {client.id} proven by {', '.join(proven_by)}"
+        return self._trail.event(action, by=by, tenant=client.tenant, detail=detail)
 
     def _new_secret(self) -> Secret:
         number, digits = int.from_bytes(self._entropy(_CLIENT_SECRET_ENTROPY)), []
@@ -196,8 +264,34 @@ def require_sound(new: NewClient) -> None:
         raise invalid_field("tenant", "an egress proxy serves all tenants; leave it out")
 
 
+def require_provable(client: Client) -> None:
+    """Raises `RefusedError(invalid_field)` for a client that could prove itself by nothing, or by unsound keys."""
+    if not client.secret_sha256 and client.proofs.is_empty:
+        raise invalid_field("secret", "the client could not prove itself: a secret, keys, a workload or a certificate")
+    require_sound_keys(client.proofs.keys, ALGORITHMS)
+    if client.proofs.jwks_url is not None:
+        require_url("jwks_url", client.proofs.jwks_url)
+
+
+async def _require_possible(records: Records, client: Client) -> None:
+    """Raises `RefusedError(invalid_field)` where the proof is somebody else's, or nobody's."""
+    name, workload = client.proofs.certificate_name, client.proofs.workload
+    if name is not None and any(other.id != client.id for other in await records.clients.of_certificate([name])):
+        raise invalid_field("certificate", "another client is known by it already")
+    if workload is not None:
+        issuer = await records.issuers.named(workload.issuer)
+        if issuer is None or Use.CLIENT not in issuer.uses:
+            raise invalid_field(
+                "workload.issuer", "there is no such trusted issuer, or its tokens are not for 'client'"
+            )
+
+
+def _digest(secret: Secret | None) -> str:
+    return secret_sha256(secret.reveal()) if secret is not None else ""
+
+
 def _facts(client: Client) -> tuple[object, ...]:
-    return client.tenant, client.kind, client.scopes, client.secret_sha256, client.source
+    return client.tenant, client.kind, client.scopes, client.secret_sha256, client.source, client.proofs
 
 
 CLIENT_NOT_FOUND: Final = Refusal(RefusalCode.NOT_FOUND, "there is no such client", "list them with GET /v1/clients")

@@ -6,13 +6,14 @@ caller of another tenant every placeholder is unknown; the truth goes to the aud
 """
 
 from dataclasses import replace
-from typing import assert_never
+from typing import Final, assert_never
 
 import structlog
 
 from control_plane.contract.caller import Caller, CredentialId
 from control_plane.contract.grant import GrantScope
-from control_plane.contract.refusal import RefusalCode
+from control_plane.contract.kinds import is_placed
+from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.contract.wire import (
     Answer,
     AskCaller,
@@ -31,33 +32,61 @@ from control_plane.core.presets import probe_of
 from control_plane.core.records import Credential, CredentialVersion, Grant, RotationPhase, Session, TokenKind
 from control_plane.core.rotation import PROBE_CLIENT, version_for
 from control_plane.core.scopes import narrowed_by_token
-from control_plane.custody import Custody, UnopenableError, open_secret
+from control_plane.custody import UnopenableError
 from control_plane.issuance import live
+from control_plane.material import Material, NotAtHandError
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TokenFacts, UnreadableRowError
 
 _log = structlog.get_logger("control_plane.resolution")
 
 
 class Resolution:
-    def __init__(self, store: Store, custody: Custody, *, clock: Clock) -> None:
+    def __init__(self, store: Store, material: Material, *, clock: Clock) -> None:
         self._store = store
-        self._custody = custody
+        self._material = material
         self._clock = clock
 
     async def __call__(self, request: ResolveRequest) -> ResolveAnswer:
-        async with self._store.read(PlatformScope(CrossTenantReason.RESOLVE)) as records:
-            answer = await self._answer(records, request)
-            position = await records.outbox.position()
-        return ResolveAnswer(answer=answer, epoch=position.epoch, as_of=position.sequence)
+        without: Refused | None = None
+        for _ in range(_LOOKS):
+            try:
+                return await self._look(request, without=without)
+            except NotAtHandError as missing:
+                # Outside of the transaction: a provider takes its time, and what is answered is of one moment.
+                without = await self._fetched(missing)
+        return await self._look(request, without=without or _NOT_AT_HAND)
 
-    async def _answer(self, records: Records, request: ResolveRequest) -> Answer:
+    async def _look(self, request: ResolveRequest, *, without: Refused | None) -> ResolveAnswer:
+        """`without`: what is said in the place of a secret that has to be fetched and could not be."""
+        async with self._store.read(PlatformScope(CrossTenantReason.RESOLVE)) as records:
+            answer = await self._answer(records, request, without)
+            position = await records.outbox.position()
+        return ResolveAnswer(
+            answer=answer,
+            epoch=position.epoch,
+            as_of=position.sequence,
+            must_understand=_must_understand(answer),
+        )
+
+    async def _fetched(self, missing: NotAtHandError) -> Refused | None:
+        try:
+            await self._material.fetch(missing.needed)
+        except UnopenableError:
+            return _UNAVAILABLE
+        except RefusedError as refused:
+            if refused.refusal.code is not RefusalCode.CREDENTIAL_UNAVAILABLE:
+                raise
+            return _refused(refused)
+        return None
+
+    async def _answer(self, records: Records, request: ResolveRequest, without: Refused | None) -> Answer:
         match request.ask:
             case AskCaller(proxy_credential_sha256=sha256):
                 return await self._caller(records, sha256)
             case AskPolicy(caller=caller):
                 return await self._policy(records, caller)
             case AskPlaceholder() as ask:
-                return await self._placeholder(records, ask)
+                return await self._placeholder(records, ask, without)
             case _:
                 assert_never(request.ask)
 
@@ -109,7 +138,7 @@ class Resolution:
             return _unauthenticated(RefusalCode.TOKEN_INVALID)
         return Policy(caller=caller, routes=(_route(credential, (probe.scope,)),), allow=())
 
-    async def _placeholder(self, records: Records, ask: AskPlaceholder) -> Answer:
+    async def _placeholder(self, records: Records, ask: AskPlaceholder, without: Refused | None) -> Answer:
         # (1) Known at all?
         try:
             facts = await records.hot.token_facts(ask.placeholder_sha256)
@@ -137,19 +166,34 @@ class Resolution:
         if not facts.credential.reaches(ask.endpoint):
             is_plain = ask.endpoint.scheme == "http" and facts.credential.is_at(ask.endpoint.host)
             return replace(_PLAINTEXT if is_plain else _DESTINATION_DENIED, binding=binding)
-        # (7) The secret of this subject's version, if the row is still the one that was sealed.
+        # (7) The secret of this subject's version, if the row is the one that was sealed, or what a provider gave.
         version: CredentialVersion | None = facts.version
         if binding.version != facts.version.version:
             version = await records.versions.get(facts.credential.id, binding.version)
-        return self._opened(facts.credential, version, binding)
+        return await self._opened(records, facts.credential, version, binding, without)
 
-    def _opened(self, credential: Credential, version: CredentialVersion | None, binding: Binding) -> Answer:
+    async def _opened(
+        self,
+        records: Records,
+        credential: Credential,
+        version: CredentialVersion | None,
+        binding: Binding,
+        without: Refused | None,
+    ) -> Answer:
         try:
-            secret = open_secret(self._custody, version, credential)
+            current = await self._material.current(records, credential, version)
+        except NotAtHandError:
+            if without is None:
+                raise
+            return replace(without, binding=binding)
+        except RefusedError as refused:
+            return replace(_refused(refused), binding=binding)
         except UnopenableError:
             _log.error("envelope_does_not_open", credential=credential.id, version=binding.version)
             return replace(_UNAVAILABLE, binding=binding)
-        return ResolvedPlaceholder(binding=binding, secret=secret.reveal())
+        return ResolvedPlaceholder(
+            binding=replace(binding, secret_expires_at=current.expires_at), secret=current.secret.reveal()
+        )
 
     async def _binding(self, records: Records, facts: TokenFacts) -> Binding | None:
         """What the placeholder is bound to, as it is now. None where its credential is gone."""
@@ -172,7 +216,9 @@ class Resolution:
             placements=credential.placements,
             scopes=scopes,
             expires_at=token.expires_at,
+            max_stale_seconds=credential.max_stale_seconds,
             provider=credential.preset,
+            credential_kind=credential.kind,
             reports_replies=facts.rotation is not None and token.client != PROBE_CLIENT,
         )
 
@@ -201,6 +247,17 @@ def _probed(facts: TokenFacts, credential: Credential) -> tuple[int, tuple[Grant
     if rotation is None or probe is None or not is_under_way:
         return credential.current_version, ()
     return rotation.new_version, (probe.scope,)
+
+
+def _refused(error: RefusedError) -> Refused:
+    return Refused(error.refusal.code, error.refusal.detail, error.refusal.hint)
+
+
+def _must_understand(answer: Answer) -> tuple[str, ...]:
+    """A proxy that knows nothing of kinds would put a document where a token belongs: it is to refuse instead."""
+    if isinstance(answer, ResolvedPlaceholder) and not is_placed(answer.binding.credential_kind):
+        return ("credential_kind",)
+    return ()
 
 
 def _session_is_over(facts: TokenFacts, now: float) -> bool:
@@ -264,6 +321,13 @@ _PLAINTEXT = Refused(
     RefusalCode.PLAINTEXT_CREDENTIAL,
     "this host has a credential, and a credential does not travel over plain http",
     "use https://",
+)
+_LOOKS: Final = 3
+"""A value may be taken back between being fetched and being looked at; not again and again."""
+_NOT_AT_HAND = Refused(
+    RefusalCode.CREDENTIAL_UNAVAILABLE,
+    "the credential's value could not be fetched",
+    "try again in a moment",
 )
 _UNAVAILABLE = Refused(
     RefusalCode.CREDENTIAL_UNAVAILABLE,

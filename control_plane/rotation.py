@@ -50,7 +50,15 @@ from control_plane.core.rotation import (
     seconds_of,
     step_after,
 )
-from control_plane.credentials import CREDENTIAL_NOT_FOUND, Described, invalid_field, locked, named, require_fit
+from control_plane.credentials import (
+    CREDENTIAL_NOT_FOUND,
+    Described,
+    describe,
+    invalid_field,
+    locked,
+    named,
+    settled_secret,
+)
 from control_plane.faults import reach
 from control_plane.ports import (
     Clock,
@@ -128,7 +136,7 @@ class RotationKeeper:
             return described
         await self._try(rotation)
         async with self._store.read(TenantScope(tenant)) as records:
-            return await _described(records, await named(records, name))
+            return await describe(records, await named(records, name))
 
     async def _started(self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor) -> Described:
         _check_plan(new)
@@ -138,12 +146,13 @@ class RotationKeeper:
             if new.if_version is not None and credential.current_version != new.if_version:
                 raise RefusedError(_overtaken(credential.current_version))
             if new.secret is not None:
-                require_fit(new.secret, credential.placements)
+                new = replace(new, secret=settled_secret(credential, new.secret))
             # (2) A compromised secret goes at once, whatever is under way.
             if new.compromised:
                 credential = await self._compromised(records, credential, new.secret)
                 await self._published(records, credential, by=by, action="credential.rotate", revoked=True)
-                return await _described(records, credential)
+                reach("rotation.compromised")
+                return await describe(records, credential)
             # (3) One rotation at a time.
             running = await records.rotations.of(credential.id)
             if running is not None and running.is_running:
@@ -162,7 +171,8 @@ class RotationKeeper:
                 records, credential, rotation, first_step(rotation), lineage=lineage, secret=new.secret
             )
             await self._published(records, credential, by=by, action="credential.rotate", rotation=rotation)
-            return await _described(records, credential)
+            reach("rotation.started")
+            return await describe(records, credential)
 
     async def get(self, tenant: TenantId, name: str) -> tuple[Rotation | None, Mapping[int, Replies]]:
         """The latest rotation, and how upstreams answered each version in the window."""
@@ -198,7 +208,7 @@ class RotationKeeper:
                 phase = RotationPhase.CANCELLED
             reason = "an operator said so"
             await self._go(records, credential, rotation, phase, by=by, reason=reason)
-            return await _described(records, await named(records, name))
+            return await describe(records, await named(records, name))
 
     # --- what happens by itself --------------------------------------------------------------------------------------
 
@@ -477,11 +487,6 @@ async def _still(records: Records, found: Rotation) -> tuple[Credential | None, 
     if rotation is None or (rotation.id, rotation.phase, rotation.since) != (found.id, found.phase, found.since):
         return None, None
     return credential, rotation
-
-
-async def _described(records: Records, credential: Credential) -> Described:
-    versions, rotation = await records.versions.of(credential.id), await records.rotations.of(credential.id)
-    return Described(credential, versions, rotation)
 
 
 def _in_words(rotation: Rotation | None) -> str:

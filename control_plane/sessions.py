@@ -23,6 +23,7 @@ from control_plane.core.records import (
     Session,
 )
 from control_plane.core.session_token import LIFETIME_SECONDS, SessionClaims, to_payload
+from control_plane.faults import reach
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, Records, Store, TenantScope
 from control_plane.revocation import end_sessions
@@ -105,6 +106,7 @@ class Sessions:
             may_act=opening.may_act,
         )
         await records.sessions.add(session)
+        reach("session.added")
         await self._trail.record(records, [self._event("session.open", session, by)])
         return session
 
@@ -150,6 +152,7 @@ class Sessions:
             if current is None or current.ended_at is not None:
                 return
             await end_sessions(records, [current], at=self._clock())
+            reach("session.ended")
             await self._trail.record(records, [self._event("session.end", current, by)])
 
     def _event(self, action: str, session: Session, by: Actor) -> AuditEvent:

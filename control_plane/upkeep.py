@@ -69,4 +69,8 @@ class Upkeep:
         async with self._store.write(scope) as records:
             await records.sessions.purge(over_before=now - SESSIONS_KEPT_SECONDS, limit=ROWS_AT_ONCE // 10)
         async with self._store.write(scope) as records:
+            await records.used_assertions.purge(over_before=now, limit=ROWS_AT_ONCE)
+        async with self._store.write(scope) as records:
+            await records.minted.purge(limit=ROWS_AT_ONCE)
+        async with self._store.write(scope) as records:
             await records.outbox.purge(before=now - CHANGES_KEPT_SECONDS, keep=CHANGES_KEPT, limit=ROWS_AT_ONCE)

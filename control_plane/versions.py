@@ -11,6 +11,7 @@ from control_plane.contract.secret import Secret
 from control_plane.core.records import Credential, CredentialVersion, RotationPhase, VersionState
 from control_plane.core.rotation import OVER, Lineage
 from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
+from control_plane.faults import reach
 from control_plane.ports import Clock, Records
 
 
@@ -37,8 +38,11 @@ class Versions:
                 await records.versions.add(self._sealed(secret, credential, number, state))
             elif known[number].state is not state:
                 await records.versions.replace(_moved(known[number], state))
+                if state in OVER:
+                    await records.minted.forget(credential.id, number)
         credential = replace(credential, current_version=lineage.active or credential.current_version)
         await records.credentials.replace(credential)
+        reach("version.written")
         return credential
 
     async def replace_all(
@@ -67,6 +71,7 @@ class Versions:
                 secret = open_secret(self.custody, version, old)
                 sealed = seal_secret(self.custody, secret, new, version=version.version)
                 await records.versions.replace(replace(version, envelope=sealed.envelope, kek_id=sealed.kek_id))
+                await records.minted.discard(old.id, version.version)
 
     def _sealed(self, secret: Secret, credential: Credential, number: int, state: VersionState) -> CredentialVersion:
         sealed = seal_secret(self.custody, secret, credential, version=number)

@@ -32,7 +32,7 @@ from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
 from egress_proxy.probe import SwapProbe
 from egress_proxy.replies import ReplyTally
-from egress_proxy.resolver import ControlPlaneClient, Resolver
+from egress_proxy.resolver import ControlPlaneClient, Resolver, stay_registered
 from egress_proxy.server import Server, listener_context, open_socket
 from egress_proxy.services import Services, Timeouts
 from egress_proxy.upstream import Upstreams, upstream_tls_context
@@ -214,6 +214,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     )
     following = asyncio.create_task(resolver.run())
     delivering = asyncio.create_task(audit.run())
+    registering = asyncio.create_task(stay_registered(client))
     try:
         await server.listen(Mode.FORWARD, sockets.forward)
         await server.listen(Mode.REVERSE, sockets.reverse)
@@ -227,7 +228,8 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         if len(audit):
             log.error("audit_events_lost", events=len(audit))
         following.cancel()
-        await asyncio.gather(following, delivering, return_exceptions=True)
+        registering.cancel()
+        await asyncio.gather(following, registering, delivering, return_exceptions=True)
         await client.close()
 
 

@@ -18,6 +18,7 @@ import structlog
 from control_plane.contract.secret import Secret
 from control_plane.contract.wire import (
     EVENT,
+    INJECTOR_SECONDS,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
     SILENCE_SECONDS,
@@ -81,6 +82,10 @@ class ControlPlaneClient:
         except WireError as error:
             raise ControlPlaneError(str(error)) from error
 
+    async def register(self) -> None:
+        """Says that this proxy is there and swaps. Raises `ControlPlaneError`."""
+        await self._send("POST", "/internal/injector")
+
     async def deliver(self, events: Sequence[bytes], dropped: int) -> None:
         """Raises `ControlPlaneError` unless the batch was taken."""
         await self._send("POST", "/internal/audit", join_audit_batch(events, dropped=dropped))
@@ -112,6 +117,24 @@ class ControlPlaneClient:
         if not response.is_success:
             raise ControlPlaneError(f"answered {response.status_code}")
         return response.content
+
+
+async def stay_registered(client: ControlPlaneClient, *, every_seconds: float = INJECTOR_SECONDS) -> None:
+    """Registers, and says again and again that we are there; for ever.
+
+    What it is good for: a control plane that knows of a proxy never hands out a key itself, whether or not it hears of
+    the proxy. Nothing here waits for it.
+    """
+    was_heard = True
+    while True:
+        try:
+            await client.register()
+            was_heard = True
+        except ControlPlaneError as error:
+            if was_heard:
+                log.warning("registration_failed", reason=str(error))
+            was_heard = False
+        await asyncio.sleep(every_seconds)
 
 
 class Resolver:

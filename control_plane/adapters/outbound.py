@@ -74,15 +74,15 @@ class HttpOutbound:
     async def send(self, request: OutboundRequest) -> OutboundReply:
         """Any status is a reply. Raises `OutboundError`."""
         # (1) One spelling of the URL.
-        url = _parsed(request.url)
+        url, progress = _parsed(request.url), _Progress()
         try:
             async with asyncio.timeout(min(request.seconds, MAX_SECONDS)), self._turns:
                 # (2) One answer of the resolver, all of it judged.
                 addresses = await self._addresses(url)
                 # (3) A judged address is dialled; the next one only where nothing has been sent yet.
-                return await self._sent(request, url, addresses)
+                return await self._exchanged(request, url, addresses, progress)
         except TimeoutError:
-            raise OutboundError(OutboundFailure.TIMEOUT) from None
+            raise OutboundError(OutboundFailure.TIMEOUT, sent=progress.sent) from None
 
     async def _addresses(self, url: OutboundUrl) -> Sequence[str]:
         host, port = url.endpoint.host, url.endpoint.port
@@ -99,20 +99,24 @@ class HttpOutbound:
                 raise OutboundError(OutboundFailure.DENIED_ADDRESS)
         return found
 
-    async def _sent(self, request: OutboundRequest, url: OutboundUrl, addresses: Sequence[str]) -> OutboundReply:
+    async def _exchanged(
+        self, request: OutboundRequest, url: OutboundUrl, addresses: Sequence[str], progress: "_Progress"
+    ) -> OutboundReply:
         trust = self._trust
         if request.client_certificate_pem is not None:
             trust = await asyncio.to_thread(self._context, request.client_certificate_pem)
         failure = OutboundFailure.UNREACHABLE
         for address in addresses:
             try:
-                return await _exchange(request, url, address, trust, connect_seconds=MAX_SECONDS / len(addresses))
+                return await _exchange(
+                    request, url, address, trust, progress, connect_seconds=MAX_SECONDS / len(addresses)
+                )
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = _why_not_connected(error)
             except (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout):
-                raise OutboundError(OutboundFailure.TIMEOUT) from None
+                raise OutboundError(OutboundFailure.TIMEOUT, sent=progress.sent) from None
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.CloseError, ssl.SSLError):
-                raise OutboundError(OutboundFailure.UNREADABLE) from None
+                raise OutboundError(OutboundFailure.UNREADABLE, sent=progress.sent) from None
             except (httpx.LocalProtocolError, httpx.InvalidURL, UnicodeError):
                 raise OutboundError(OutboundFailure.INVALID_REQUEST) from None
         raise OutboundError(failure)
@@ -133,8 +137,25 @@ class HttpOutbound:
         return context
 
 
+class _Progress:
+    """Whether anything of a request was written: from then on it is not known what became of it."""
+
+    def __init__(self) -> None:
+        self.sent = False
+
+    async def trace(self, event: str, _info: object) -> None:
+        if event == "http11.send_request_headers.started":
+            self.sent = True
+
+
 async def _exchange(
-    request: OutboundRequest, url: OutboundUrl, address: str, trust: ssl.SSLContext, *, connect_seconds: float
+    request: OutboundRequest,
+    url: OutboundUrl,
+    address: str,
+    trust: ssl.SSLContext,
+    progress: _Progress,
+    *,
+    connect_seconds: float,
 ) -> OutboundReply:
     literal = f"[{address}]" if ":" in address else address
     transport = httpx.AsyncHTTPTransport(verify=trust, trust_env=False)
@@ -151,13 +172,13 @@ async def _exchange(
             headers=_headers(request, url),
             content=request.body,
             # The name of SNI and of the certificate; the URL above holds the address that was judged.
-            extensions={"sni_hostname": url.endpoint.host},
+            extensions={"sni_hostname": url.endpoint.host, "trace": progress.trace},
         ) as response,
     ):
         if response.status_code in _REDIRECTS:
-            raise OutboundError(OutboundFailure.REDIRECT)
+            raise OutboundError(OutboundFailure.REDIRECT, sent=True)
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise OutboundError(OutboundFailure.UNREADABLE)
+            raise OutboundError(OutboundFailure.UNREADABLE, sent=True)
         return OutboundReply(response.status_code, dict(response.headers), await _body(response))
 
 
@@ -179,7 +200,7 @@ async def _body(response: httpx.Response) -> bytes:
     async for part in response.aiter_raw():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise OutboundError(OutboundFailure.TOO_LARGE)
+            raise OutboundError(OutboundFailure.TOO_LARGE, sent=True)
     return bytes(body)
 
 

@@ -15,6 +15,7 @@ from control_plane.api.guard import AdminRoutes, actor, principal
 from control_plane.api.messages import (
     AllowRuleIn,
     AllowRuleOut,
+    ClientChangeIn,
     ClientIn,
     ClientOut,
     CredentialChangeIn,
@@ -42,7 +43,7 @@ from control_plane.custody import Custody
 from control_plane.grants import AllowRuleKeeper, GrantKeeper, NewAllowRule, NewGrant
 from control_plane.placeholders import NewPlaceholder, PlaceholderKeeper
 from control_plane.ports import CrossTenantReason, PlatformScope, Scope, Store, TenantScope
-from control_plane.registry import NewClient, Registry
+from control_plane.registry import ClientChange, NewClient, Registry, SecretChange
 from control_plane.rotation import RotationKeeper
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ class AdminApi:
         add("DELETE", "/tenants/{tenant}", self.delete_tenant, Action.TENANT_WRITE, status_code=204)
         add("POST", "/clients", self.add_client, Action.CLIENT_WRITE, status_code=201)
         add("GET", "/clients", self.list_clients, Action.CLIENT_READ)
+        add("PATCH", "/clients/{client}", self.change_client, Action.CLIENT_WRITE)
         add("DELETE", "/clients/{client}", self.delete_client, Action.CLIENT_WRITE, status_code=204)
         add("POST", "/tenants/{tenant}/credentials", self.add_credential, Action.CREDENTIAL_WRITE, status_code=201)
         add("GET", "/tenants/{tenant}/credentials", self.list_credentials, Action.CREDENTIAL_READ)
@@ -141,9 +143,17 @@ class AdminApi:
             kind=ClientKind(body.kind),
             tenant=TenantId(body.tenant) if body.tenant is not None else None,
             scopes=tuple(body.scopes),
+            proofs=body.proofs,
         )
-        client, secret = await self.registry.add_client(new, by=actor(request))
+        with_secret = body.proofs.is_empty if body.secret is None else body.secret
+        client, secret = await self.registry.add_client(new, with_secret=with_secret, by=actor(request))
         return NewClientOut.with_secret(client, secret)
+
+    async def change_client(self, request: Request, client: ClientPath, body: ClientChangeIn) -> NewClientOut:
+        """How it proves itself. It stays the same client, and keeps its sessions and placeholders."""
+        change = ClientChange(proofs=body.proofs, secret=SecretChange(body.secret))
+        changed, secret = await self.registry.change_client(ClientId(client), change, by=actor(request))
+        return NewClientOut.with_secret(changed, secret)
 
     async def list_clients(self, request: Request) -> Items[ClientOut]:
         """The platform's roles see all, a tenant's its own."""
@@ -159,6 +169,7 @@ class AdminApi:
 
     async def add_credential(self, request: Request, tenant: TenantPath, body: CredentialIn) -> CredentialOut:
         _require_private(request, tenant, *(body.destinations or ()))
+        _require_direct(request, tenant, body.allow_direct)
         new = NewCredential(
             name=body.name,
             preset=body.preset,
@@ -166,7 +177,11 @@ class AdminApi:
             placements=_tuple(body.placements),
             variables=_tuple(body.variables),
             credential_required=body.credential_required,
+            allow_direct=body.allow_direct,
             secret=body.secret,
+            kind=body.kind,
+            settings=body.settings,
+            max_stale_seconds=body.max_stale_seconds,
         )
         return CredentialOut.of(await self.credentials.add(TenantId(tenant), new, by=actor(request)))
 
@@ -182,11 +197,13 @@ class AdminApi:
     ) -> CredentialOut:
         """Anything by which the secret could go further than before needs the secret again: 422 `secret_required`."""
         _require_private(request, tenant, *(body.destinations or ()))
+        _require_direct(request, tenant, body.allow_direct)
         change = CredentialChange(
             destinations=_tuple(body.destinations),
             placements=_tuple(body.placements),
             variables=_tuple(body.variables),
             credential_required=body.credential_required,
+            allow_direct=body.allow_direct,
             secret=body.secret,
         )
         return CredentialOut.of(await self.credentials.change(TenantId(tenant), name, change, by=actor(request)))
@@ -303,6 +320,12 @@ def _require_private(request: Request, tenant: str, *reached: Destination | Allo
     """What lets a tenant reach into the platform's own network is not for the tenant to say."""
     if any(each.allow_private for each in reached):
         require(principal(request), Action.PRIVATE_ADDRESS_WRITE, TenantId(tenant))
+
+
+def _require_direct(request: Request, tenant: str, allow_direct: bool | None) -> None:
+    """Handing out secrets themselves is for the platform to allow."""
+    if allow_direct:
+        require(principal(request), Action.DIRECT_WRITE, TenantId(tenant))
 
 
 def _tuple(values: Sequence[T] | None) -> tuple[T, ...] | None:

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol, with the two bounds that it lacks: how large a head may grow, and how long it may take.
+"""uvicorn's HTTP protocol, with what it lacks: bounds on how large a head may grow and how long it may take, and the
+client certificate of a connection.
 
 Rule: whoever has not yet sent a whole head has not shown anything, and costs little. (RFC 6585 §5: 431; RFC 9110
 §15.5.9: 408.) Everything about a request that is whole is judged in `edge`.
@@ -12,8 +13,10 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from control_plane.api.errors import refusal_headers, refusal_of_status
+from control_plane.api.peer import PEER_CERTIFICATE, verified_peer
 from control_plane.contract.headers import PROBLEM_JSON
 from control_plane.contract.refusal import problem
+from control_plane.core.certificates import PeerCertificate
 
 MAX_OPEN_HEAD_BYTES: Final = 256 * 1024
 HEAD_SECONDS: Final = 15.0
@@ -24,10 +27,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_is_open = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._peer: PeerCertificate | None = None
         super().__init__(*arguments, **options)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._peer = verified_peer(transport.get_extra_info("ssl_object"))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -43,6 +48,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._peer is not None:
+            self.scope[PEER_CERTIFICATE] = self._peer  # type: ignore[typeddict-unknown-key]
         self._head_is_open, self._head_bytes = True, 0
         self._await_head()
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from control_plane.access import Access
 from control_plane.api.errors import request_id
+from control_plane.api.peer import peer_certificate
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import (
     AUDIT_BATCH,
@@ -35,6 +36,7 @@ from control_plane.contract.wire import (
 )
 from control_plane.core.audit import cleaned, dated, gap
 from control_plane.core.records import Client, ClientKind, PublishedChange
+from control_plane.faults import reach
 from control_plane.injectors import Injectors
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
@@ -126,6 +128,8 @@ class InternalApi:
         batch = _read_batch(await request.body())
         async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
             await records.audit.append(events := self._events_of(batch, proxy, request_id(request)))
+            reach("audit.appended")
+        reach("audit.received")
         await self.rotations.heard(events)
         return Response(status_code=204)
 
@@ -145,7 +149,9 @@ class InternalApi:
         return events
 
     async def _proxy(self, request: Request) -> Client:
-        return await self.access.client_of_kind(request.headers.get("authorization"), ClientKind.EGRESS_PROXY)
+        return await self.access.client_of_kind(
+            request.headers.get("authorization"), ClientKind.EGRESS_PROXY, certificate=peer_certificate(request)
+        )
 
 
 def _read(adapter: TypeAdapter[T], raw: bytes) -> T:

@@ -15,6 +15,8 @@ from pydantic import (
     Field,
     PlainValidator,
     StringConstraints,
+    TypeAdapter,
+    ValidationError,
     WithJsonSchema,
 )
 from pydantic_core import PydanticCustomError
@@ -35,6 +37,7 @@ from control_plane.contract.headers import (
     TOKEN_TYPE_PLACEHOLDER,
     TOKEN_TYPE_PROXY_CREDENTIAL,
 )
+from control_plane.contract.kinds import CredentialKind
 from control_plane.contract.placement import (
     BEARER,
     InvalidPlacementError,
@@ -43,12 +46,14 @@ from control_plane.contract.placement import (
     placement_to_json,
 )
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
+from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.client_token import LIFETIME_SECONDS
 from control_plane.core.delegation import to_act
+from control_plane.core.minting import NEVER, REASONS
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
 from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
-from control_plane.core.records import SUBJECT_ASSERT, Client, Rotation, Session, TenantAllowRule
+from control_plane.core.records import SUBJECT_ASSERT, Client, MintedValue, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
@@ -57,13 +62,15 @@ from control_plane.placeholders import NamedToken
 
 MAX_ITEMS: Final = 64
 MAX_TTL_SECONDS: Final = 30 * 86_400
+MAX_STALE_SECONDS: Final = 86_400.0
 
 
 def _secret(value: Any) -> Secret:
     if not isinstance(value, str):
         raise PydanticCustomError("secret_type", "a string is expected")
     try:
-        return Secret.submitted(value)
+        # Of which form it is to be, its credential's kind says (`core.kinds`).
+        return Secret.document(value) if "\n" in value.strip() or "\t" in value else Secret.submitted(value)
     except UnusableSecretError as error:
         raise PydanticCustomError("secret_unusable", "{reason}", {"reason": str(error)}) from None
 
@@ -126,6 +133,13 @@ Port = Annotated[Whole, Field(ge=1, le=65_535)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_TTL_SECONDS, allow_inf_nan=False)]
 UnixSeconds = Annotated[float, Field(ge=0, le=MAX_UNIX_SECONDS, allow_inf_nan=False)]
 
+Kind = Annotated[
+    str, StringConstraints(max_length=40), WithJsonSchema({"enum": [kind.value for kind in CredentialKind]})
+]
+KindSettingsField = Annotated[dict[str, Any], Field(max_length=MAX_ITEMS)]
+"""What they are, `core.kinds` says for each kind; they are checked where the kind is known."""
+StaleSeconds = Annotated[float, Field(ge=0, le=MAX_STALE_SECONDS, allow_inf_nan=False)]
+
 PLACEMENT_SCHEMA: Final[dict[str, Any]] = {
     "oneOf": [
         {
@@ -159,6 +173,23 @@ PLACEMENT_SCHEMA: Final[dict[str, Any]] = {
     ]
 }
 PlacementField = Annotated[Placement, PlainValidator(_placement), WithJsonSchema(PLACEMENT_SCHEMA)]
+
+
+def _proofs(value: Any) -> ClientProofs:
+    if isinstance(value, ClientProofs):
+        return value
+    try:
+        return _PROOFS.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"][:2])
+        said = str(first["msg"]).removeprefix("Value error, ")[:200]
+        reason = f"{place}: {said}" if place and place.isprintable() else said
+        raise PydanticCustomError("proofs", "{reason}", {"reason": reason}) from None
+
+
+_PROOFS: Final = TypeAdapter(ClientProofs)
+ProofsField = Annotated[ClientProofs, PlainValidator(_proofs), WithJsonSchema({"type": "object"})]
 
 
 class _Incoming(BaseModel):
@@ -212,6 +243,11 @@ class CredentialIn(_Incoming):
     placements: Placements | None = None
     variables: Variables | None = None
     credential_required: bool = False
+    allow_direct: bool = False
+    """Lets an exchange hand the secret out itself, the other conditions holding too. For the platform to allow."""
+    kind: Kind = CredentialKind.STATIC.value
+    settings: KindSettingsField = {}
+    max_stale_seconds: StaleSeconds = 0.0
     secret: SecretField
 
 
@@ -222,6 +258,10 @@ class CredentialChangeIn(_Incoming):
     placements: Placements | None = None
     variables: Variables | None = None
     credential_required: bool | None = None
+    allow_direct: bool | None = None
+    settings: KindSettingsField | None = None
+    """All of them, as they are to be."""
+    max_stale_seconds: StaleSeconds | None = None
     secret: SecretField | None = None
 
 
@@ -292,10 +332,22 @@ class AllowRuleIn(_Incoming):
 
 
 class ClientIn(_Incoming):
+    """A client and how it proves itself: by a secret, unless `proofs` say otherwise."""
+
     id: ClientName
     kind: Literal["runtime", "egress_proxy", "operator"]
     tenant: TenantName | None = None
     scopes: Annotated[list[Literal["subject:assert"]], Field(max_length=MAX_ITEMS)] = []
+    proofs: ProofsField = NO_PROOFS
+    secret: bool | None = None
+    """Whether it gets a secret. None: exactly where it has no other proof."""
+
+
+class ClientChangeIn(_Incoming):
+    """What is left out stays. `proofs` replaces all of them."""
+
+    proofs: ProofsField | None = None
+    secret: Literal["keep", "new", "none"] = "keep"
 
 
 class PlaceholderIn(_Incoming):
@@ -422,6 +474,31 @@ class RotationStateOut(_Outgoing):
         )
 
 
+class MintedOut(_Outgoing):
+    """What a provider gave last for a credential whose values are minted, or why it gave nothing."""
+
+    state: str
+    reason: str
+    detail: str
+    hint: str
+    minted_at: float | None
+    expires_at: float | None
+    retry_at: float | None
+
+    @classmethod
+    def of(cls, minted: MintedValue) -> "MintedOut":
+        detail, hint = REASONS.get(minted.reason, ("", ""))
+        return cls(
+            state=minted.state.value,
+            reason=minted.reason,
+            detail=detail,
+            hint=hint,
+            minted_at=minted.minted_at if minted.envelope is not None else None,
+            expires_at=minted.expires_at if minted.envelope is not None else None,
+            retry_at=minted.retry_at if 0 < minted.retry_at < NEVER else None,
+        )
+
+
 class CredentialOut(_Outgoing):
     """Everything about a credential but its secret."""
 
@@ -430,10 +507,14 @@ class CredentialOut(_Outgoing):
     tenant: str
     preset: str | None
     kind: str
+    settings: dict[str, Any]
+    max_stale_seconds: float
+    minted: MintedOut | None
     destinations: list[DestinationOut]
     placements: list[dict[str, str]]
     variables: list[str]
     credential_required: bool
+    allow_direct: bool
     current_version: int
     versions: list[VersionOut]
     rotation: RotationOut | None
@@ -450,6 +531,9 @@ class CredentialOut(_Outgoing):
             tenant=credential.tenant,
             preset=credential.preset,
             kind=credential.kind,
+            settings=dict(credential.settings),
+            max_stale_seconds=credential.max_stale_seconds,
+            minted=MintedOut.of(described.minted) if described.minted is not None else None,
             destinations=[
                 DestinationOut(
                     url=destination.url,
@@ -466,6 +550,7 @@ class CredentialOut(_Outgoing):
             placements=[placement_to_json(placement) for placement in credential.placements],
             variables=list(credential.variables),
             credential_required=credential.credential_required,
+            allow_direct=credential.allow_direct,
             current_version=credential.current_version,
             versions=[
                 VersionOut(version=version.version, state=version.state.value, created_at=version.created_at)
@@ -542,6 +627,8 @@ class ClientOut(_Outgoing):
     scopes: list[str]
     source: str
     created_at: float
+    has_secret: bool
+    proofs: dict[str, Any]
 
     @classmethod
     def of(cls, client: Client) -> "ClientOut":
@@ -549,12 +636,12 @@ class ClientOut(_Outgoing):
 
 
 class NewClientOut(ClientOut):
-    client_secret: str
-    """Shown once, here."""
+    client_secret: str | None
+    """Shown once, here. None: the client has none, or keeps the one that it has."""
 
     @classmethod
-    def with_secret(cls, client: Client, secret: Secret) -> "NewClientOut":
-        return cls(**_client_fields(client), client_secret=secret.reveal())
+    def with_secret(cls, client: Client, secret: Secret | None) -> "NewClientOut":
+        return cls(**_client_fields(client), client_secret=secret.reveal() if secret is not None else None)
 
 
 class PlaceholderOut(_Outgoing):
@@ -808,4 +895,6 @@ def _client_fields(client: Client) -> dict[str, Any]:
         "scopes": list(client.scopes),
         "source": client.source.value,
         "created_at": client.created_at,
+        "has_secret": bool(client.secret_sha256),
+        "proofs": _PROOFS.dump_python(client.proofs, mode="json", exclude_defaults=True),
     }

@@ -11,9 +11,11 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from control_plane.access import Access, bearer
+from control_plane.access import UNAUTHENTICATED, Access, bearer
 from control_plane.api.errors import refusal_headers, request_id
 from control_plane.api.messages import ClientTokenOut, DirectOut, ExchangeOut, IntrospectionOut, ProxyCredentialOut
+from control_plane.api.peer import peer_certificate
+from control_plane.client_assertions import ClientAssertion
 from control_plane.client_tokens import ClientTokens
 from control_plane.contract.headers import GRANT_TYPE_CLIENT_CREDENTIALS
 from control_plane.contract.refusal import RefusedError
@@ -95,21 +97,39 @@ class OAuthApi:
     async def introspect(self, request: Request) -> Response:
         """RFC 7662 §2.1. A token that is nobody's business of the caller's is inactive."""
         try:
-            viewer = await self._viewer(request)
-            described = await self.introspection.describe(_token(await _form(request)), viewer)
+            viewer, pairs = await self._viewer_and_form(request)
+            described = await self.introspection.describe(_token(pairs), viewer)
         except RefusedError as refused:
             return oauth_error(refused)
         return JSONResponse(described)
 
-    async def _viewer(self, request: Request) -> Client | Principal:
+    async def _viewer_and_form(self, request: Request) -> tuple[Client | Principal, Sequence[tuple[str, str]]]:
         authorization = request.headers.get("authorization")
         if bearer(authorization) is not None:
-            return await self.access.principal(authorization)
-        return await self.access.client(authorization)
+            return await self.access.principal(authorization), await _form(request)
+        return await self._client_and_form(request)
 
     async def _client_and_form(self, request: Request) -> tuple[Client, Sequence[tuple[str, str]]]:
-        client = await self.access.client(request.headers.get("authorization"))
-        return client, await _form(request)
+        authorization = request.headers.get("authorization")
+        # A secret or a certificate is looked at before anything of the body is; an assertion stands in it.
+        if authorization is not None:
+            client = await self.access.client(authorization)
+            pairs = await _form(request)
+            if single(pairs, "client_assertion") or single(pairs, "client_id") not in (None, client.id):
+                raise RefusedError(UNAUTHENTICATED)  # RFC 6749 §2.3: one proof a request
+            return client, pairs
+        try:
+            pairs = await _form(request)
+            assertion = _assertion(pairs)
+        except OAuthRefusedError:
+            raise RefusedError(UNAUTHENTICATED) from None
+        client = await self.access.client(
+            None,
+            certificate=peer_certificate(request),
+            assertion=assertion,
+            client_id=single(pairs, "client_id"),
+        )
+        return client, pairs
 
 
 def _token(pairs: Sequence[tuple[str, str]]) -> str:
@@ -140,6 +160,14 @@ async def _form(request: Request) -> Sequence[tuple[str, str]]:
         return parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
     except ValueError:
         raise invalid_request("the form cannot be read") from None
+
+
+def _assertion(pairs: Sequence[tuple[str, str]]) -> ClientAssertion | None:
+    """RFC 7521 §4.2."""
+    text = single(pairs, "client_assertion")
+    if text is None:
+        return None
+    return ClientAssertion(single(pairs, "client_assertion_type") or "", text, client_id=single(pairs, "client_id"))
 
 
 def oauth_error(refused: RefusedError) -> JSONResponse:

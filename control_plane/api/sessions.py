@@ -12,6 +12,7 @@ from control_plane.access import FORBIDDEN, UNAUTHENTICATED, Access, bearer, is_
 from control_plane.api.errors import request_id
 from control_plane.api.guard import PROBLEMS, actor_of
 from control_plane.api.messages import SessionIn, SessionOut, SessionTokenOut
+from control_plane.api.peer import peer_certificate
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import RefusedError
 from control_plane.core.delegation import Chain, InvalidDelegationError, from_act
@@ -50,7 +51,7 @@ class SessionsApi:
     async def open(self, request: Request, body: SessionIn) -> SessionTokenOut:
         """For whoever a trusted issuer's token speaks for; for a subject that the caller names, if it may."""
         authorization = request.headers.get("authorization")
-        if is_basic(authorization):
+        if _is_of_a_client(request):
             opening, by = await self._opening_by_client(request, body)
         elif (own := await self._own_identity(authorization, body)) is not None:
             opening, by = _opening_of(own, body, request)
@@ -60,7 +61,7 @@ class SessionsApi:
         return await self._fresh_token(session)
 
     async def _opening_by_client(self, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
-        client = await self.access.client(request.headers.get("authorization"))
+        client = await self._client(request)
         tenant = asserting_tenant(client)
         if body.tenant not in (None, tenant) or body.roles:
             raise RefusedError(FORBIDDEN)
@@ -91,8 +92,7 @@ class SessionsApi:
 
     async def token(self, request: Request, session: SessionPath) -> SessionTokenOut:
         """A fresh token, for the owner by a live one of the same session, or for an administrator of the tenant."""
-        authorization = request.headers.get("authorization")
-        if is_basic(authorization):
+        if _is_of_a_client(request):
             raise RefusedError(UNAUTHENTICATED)
         found, _ = await self._seen(request, SessionId(session), Action.SESSION_WRITE)
         return await self._fresh_token(found)
@@ -110,8 +110,8 @@ class SessionsApi:
     async def _seen(self, request: Request, session_id: SessionId, action: Action) -> tuple[Session, Actor]:
         """The session, if the caller is its owner, its runtime, an operator of its tenant, or an administrator."""
         authorization = request.headers.get("authorization")
-        if is_basic(authorization):
-            return await self._seen_by_client(await self.access.client(authorization), request, session_id)
+        if _is_of_a_client(request):
+            return await self._seen_by_client(await self._client(request), request, session_id)
         unverified_token = bearer(authorization)
         if unverified_token is None:
             raise RefusedError(UNAUTHENTICATED)
@@ -127,6 +127,9 @@ class SessionsApi:
         if claims.session != session_id:
             raise RefusedError(SESSION_NOT_FOUND)
         return await self.sessions.find(session_id), Actor(claims.audience, request_id(request))
+
+    async def _client(self, request: Request) -> Client:
+        return await self.access.client(request.headers.get("authorization"), certificate=peer_certificate(request))
 
     async def _own_session(self, identity: VerifiedIdentity, session_id: SessionId) -> Session | None:
         """The session, if it is this subject's. Raises `RefusedError(session_not_found)` where there is none."""
@@ -157,6 +160,12 @@ class SessionsApi:
             expires_in=token.expires_in,
             not_after=session.not_after,
         )
+
+
+def _is_of_a_client(request: Request) -> bool:
+    """Whether it is a client's proof that the request brings: a secret, or a certificate and nothing else."""
+    authorization = request.headers.get("authorization")
+    return is_basic(authorization) or (authorization is None and peer_certificate(request) is not None)
 
 
 def _opening_of(identity: VerifiedIdentity, body: SessionIn, request: Request) -> tuple[Opening, Actor]:

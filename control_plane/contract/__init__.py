@@ -6,6 +6,7 @@
 | `address`     | which addresses are on the public internet                                     |
 | `destination` | where a credential may go: canonical hosts, ports, path prefixes, methods      |
 | `placement`   | where a secret stands in a request: header, Basic, query                       |
+| `kinds`       | kinds of credential, and whose secret is a text that can be placed             |
 | `secret`      | a value that does not show itself                                              |
 | `placeholder` | shape, marker, keyed tag; mint, parse, find                                    |
 | `credential`  | the tagged union `{"mode": "placeholder" or "direct", "value": …}`             |

@@ -44,6 +44,20 @@ class Secret:
             raise UnusableSecretError("the secret contains a control character (line break, NUL, tab or alike)")
         return cls(value)
 
+    @classmethod
+    def document(cls, value: str) -> "Secret":
+        """The same for a secret that is a document of several lines (a key file, PEM): line ends and tabs may be in it.
+
+        It stands in no request as it is.
+        """
+        value = value.strip(" \t\r\n")
+        if not value:
+            raise UnusableSecretError("the secret is empty")
+        if len(value.encode("utf-8", "surrogatepass")) > MAX_SECRET_BYTES:
+            raise UnusableSecretError(f"the secret is longer than {MAX_SECRET_BYTES} bytes")
+        cls.submitted("".join(value.split()))
+        return cls(value)
+
     def reveal(self) -> str:
         """The value itself. Use it on this line and let it go."""
         return self._value

@@ -3,11 +3,13 @@
 Rule: narrower is free, wider needs the secret again. Whatever cannot be shown to be narrower counts as wider.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from control_plane.contract.destination import Destination
 from control_plane.contract.placement import Placement
+from control_plane.core.kinds import narrows
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,10 @@ class Reach:
 
     destinations: tuple[Destination, ...]
     placements: tuple[Placement, ...]
+    allow_direct: bool = False
+    """Whether an exchange may hand the secret out itself: then it may go anywhere."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of its kind (`core.kinds`): where tokens are fetched, what they are for."""
 
 
 def widened_fields(new: Reach, *, old: Reach) -> tuple[str, ...]:
@@ -25,6 +31,12 @@ def widened_fields(new: Reach, *, old: Reach) -> tuple[str, ...]:
         widened.append("destinations")
     if not set(new.placements) <= set(old.placements):
         widened.append("placements")
+    if new.allow_direct and not old.allow_direct:
+        widened.append("allow_direct")
+    for name in sorted({*new.settings, *old.settings}):
+        before, after = old.settings.get(name), new.settings.get(name)
+        if before != after and not narrows(name, after, old=before):
+            widened.append(f"settings.{name}")
     return tuple(widened)
 
 

@@ -22,6 +22,7 @@ from control_plane.contract.caller import (
 from control_plane.contract.destination import AllowRule, Destination, Endpoint
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.placement import Placement
+from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.delegation import Chain
 
 
@@ -57,8 +58,11 @@ class Client:
     kind: ClientKind
     scopes: tuple[str, ...]
     secret_sha256: str
+    """The empty text: it has no secret."""
     source: ClientSource
     created_at: float
+    proofs: ClientProofs = NO_PROOFS
+    """How it proves itself beside a secret."""
 
     def serves(self, tenant: TenantId) -> bool:
         return self.tenant is None or self.tenant == tenant
@@ -119,6 +123,46 @@ class CredentialVersion:
     kek_id: str | None
     envelope: bytes | None
     created_at: float
+
+
+class MintingState(StrEnum):
+    """How the last question to a provider ended."""
+
+    NEW = "new"
+    READY = "ready"
+    FAILING = "failing"
+    """It does not answer, or nothing usable. Asked again soon."""
+    REJECTED = "rejected"
+    """It says no. Asked again, ever more rarely."""
+    CONSENT_LOST = "consent_lost"
+    """The secret may have been used up by a question whose answer nobody heard. Not asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MintedValue:
+    """What was minted for one version of a credential, and the right to mint more."""
+
+    credential_id: CredentialId
+    version: int
+    tenant: TenantId
+    fence: int
+    """Counts the leases. Who has a lower one has lost its lease."""
+    leased_until: float
+    asked_fence: int | None
+    """Of a question that was sent and whose answer is not written. None: no answer is awaited."""
+    state: MintingState
+    reason: str
+    """Why not, as a code (`core.minting.REASONS`)."""
+    failures: int
+    """In a row."""
+    retry_at: float
+    replaces_secret: bool | None
+    """Whether the provider's last answer came with a new secret. None: it has not answered yet."""
+    kek_id: str | None
+    envelope: bytes | None
+    minted_at: float
+    expires_at: float | None
+    """As the provider said."""
 
 
 @dataclass(frozen=True, slots=True)

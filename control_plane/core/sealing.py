@@ -34,6 +34,19 @@ def credential_aad(credential: Credential, *, version: int) -> bytes:
 
     What a credential does not have is not named, so that envelopes from before it could have it still open.
     """
+    return _canonical(_facts(credential, version=version))
+
+
+def minted_aad(credential: Credential, *, version: int, expires_at: float | None) -> bytes:
+    """What was minted goes where its credential's secret goes, and for no longer than the provider said."""
+    return _canonical({**_facts(credential, version=version), "sealed": "minted", "expires_at": expires_at})
+
+
+def own_key_aad(*, key_id: str, purpose: KeyPurpose) -> bytes:
+    return _canonical({"sealed": "own key", "key": key_id, "purpose": purpose.value})
+
+
+def _facts(credential: Credential, *, version: int) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "sealed": "credential",
         "tenant": credential.tenant,
@@ -49,11 +62,7 @@ def credential_aad(credential: Credential, *, version: int) -> bytes:
         facts["source"] = dict(credential.secret_source)
     if credential.allow_direct:
         facts["allow_direct"] = True
-    return _canonical(facts)
-
-
-def own_key_aad(*, key_id: str, purpose: KeyPurpose) -> bytes:
-    return _canonical({"sealed": "own key", "key": key_id, "purpose": purpose.value})
+    return facts
 
 
 def _canonical(facts: dict[str, Any]) -> bytes:

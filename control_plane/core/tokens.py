@@ -26,6 +26,8 @@ PROXY_AUDIENCE: Final = "coatcheck-proxy"
 OWN_TYP_PREFIX: Final = "coatcheck-"
 """Of the types of our own tokens: no issuer's token has one."""
 
+_BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]+")
+"""RFC 7515 §2: without padding. A signature that is not there is none."""
 _FOREIGN_KEYS: Final = ("jku", "jwk", "x5u", "x5c")
 _MAX_KEY_ID: Final = 512
 
@@ -89,6 +91,8 @@ def read(text: str) -> UnverifiedToken:
         raise InvalidTokenError("form")
     parts = text.split(".")
     if len(parts) != 3:
+        raise InvalidTokenError("form")
+    if not all(_BASE64URL.fullmatch(part) for part in parts):
         raise InvalidTokenError("form")
     return UnverifiedToken(text, header=_object(parts[0]), payload=_object(parts[1]))
 
@@ -174,8 +178,6 @@ def _is_signed(text: str, key: VerificationKey, algorithm: str) -> bool:
 
 
 def _object(segment: str) -> Mapping[str, Any]:
-    if re.fullmatch(r"[A-Za-z0-9_-]+", segment) is None:  # RFC 7515 §2: base64url without padding
-        raise InvalidTokenError("form")
     try:
         raw = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)

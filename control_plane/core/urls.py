@@ -6,7 +6,10 @@ spelling is an error, so that what was judged is what is asked. (RFC 3986; hosts
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from control_plane.contract.destination import Endpoint, InvalidDestinationError, authority, split_authority
 
@@ -53,6 +56,24 @@ def parse_outbound_url(untrusted_url: str) -> OutboundUrl:
     except InvalidDestinationError as error:
         raise InvalidUrlError(str(error)) from None
     return OutboundUrl(Endpoint("https", host, port), target if target.startswith("/") else "/" + target)
+
+
+def _canonical(untrusted_url: str) -> str:
+    try:
+        return parse_outbound_url(untrusted_url).text
+    except InvalidUrlError as error:
+        raise PydanticCustomError("outbound_url", "{reason}", {"reason": str(error)}) from None
+
+
+OutboundUrlText = Annotated[
+    str,
+    StringConstraints(max_length=MAX_URL_LENGTH),
+    AfterValidator(_canonical),
+    WithJsonSchema(
+        {"type": "string", "format": "uri", "pattern": "^[hH][tT][tT][pP][sS]://", "maxLength": MAX_URL_LENGTH}
+    ),
+]
+"""The type of every field of a message or a setting that holds a URL of ours: in its one spelling."""
 
 
 def _split(rest: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from control_plane.contract.destination import (
     split_authority,
 )
 from control_plane.contract.grant import GrantScope
+from control_plane.contract.kinds import is_placed
 from control_plane.contract.placeholder import (
     MARKER_LENGTH,
     MAX_BODY,
@@ -294,10 +295,13 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             binding = resolved.binding
             _check_caller(binding, caller)
             _check_expiry(resolved, token, caller, endpoint, now)
+            _check_secret(resolved, token, caller, endpoint, now)
             handlings.append(_admit_swap(binding, endpoint, head.method, raw_path, now))
             swaps.append(_swap(found, token, resolved))
             bindings.append(binding)
             until = _first_end(min(until, binding.expires_at), binding.scopes)
+            if binding.secret_expires_at is not None:
+                until = min(until, binding.secret_expires_at)
 
         # (7) One secret a place, one place a placeholder.
         if len(swaps) > 1 and not _are_apart(swaps, bindings):
@@ -655,6 +659,26 @@ def _check_expiry(resolved: Resolved, token: GenuineToken, caller: Caller, endpo
         RefusalCode.EXPIRED_PLACEHOLDER,
         "The placeholder's time is over.",
         "Renew it in place with POST /oauth/token; its string stays the same.",
+    )
+
+
+def _check_secret(resolved: Resolved, token: GenuineToken, caller: Caller, endpoint: Endpoint, now: float) -> None:
+    """It is a text that can be placed, and not past its own end."""
+    if not is_placed(resolved.binding.credential_kind):
+        _refuse(
+            RefusalCode.CREDENTIAL_UNAVAILABLE,
+            "The credential is of a kind that requests are signed or proven with, which this proxy cannot do.",
+            "See 'coatcheck credential show' for its kind; update the proxy, or use another credential.",
+        )
+    end = resolved.binding.secret_expires_at
+    if end is None or end > now:
+        return
+    if now - resolved.asked_at > REASK_SECONDS:  # there may be a newer one
+        raise _AskFirst(AskPlaceholder(token.fingerprint, caller, endpoint))
+    _refuse(
+        RefusalCode.CREDENTIAL_UNAVAILABLE,
+        "The credential's token has expired, and there is no newer one.",
+        "Try again shortly.",
     )
 
 

@@ -47,6 +47,8 @@ class Provider:
         self.name = name
         self.issuer = f"https://{name}.idp.test"
         self.key = key or SigningKey(f"{name}-1")
+        self.ahead = 0.0
+        """How far its clock is from the real one."""
 
     def record(self, *, tenant: str, **fields: Any) -> Json:
         """As it is registered: sessions in one tenant, unless told otherwise."""
@@ -65,7 +67,7 @@ class Provider:
         return control_plane.made("POST", "/v1/issuers", self.record(tenant=tenant, **fields))
 
     def claims(self, subject: str = "alice", **claims: Any) -> Json:
-        now = int(time.time())
+        now = int(time.time() + self.ahead)
         payload: Json = {"iss": self.issuer, "sub": subject, "aud": AUDIENCE, "iat": now, "exp": now + 300}
         return {name: value for name, value in (payload | claims).items() if value is not None}
 

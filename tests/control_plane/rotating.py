@@ -5,7 +5,7 @@ Rule: nothing is asserted here.
 
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import Caller, ClientId, GrantId, PlaceholderId, SubjectId, TenantId
 from control_plane.contract.destination import parse_destination
+from control_plane.contract.kinds import CredentialKind
 from control_plane.contract.secret import Secret
 from control_plane.contract.wire import AskPlaceholder, AuditEvent, Refused, ResolvedPlaceholder, ResolveRequest
 from control_plane.core.records import (
@@ -31,6 +32,7 @@ from control_plane.core.sealing import Kek
 from control_plane.credentials import CredentialChange, CredentialKeeper, Described, NewCredential
 from control_plane.custody import Custody
 from control_plane.issuance import Issuance
+from control_plane.material import Material
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import (
     CrossTenantReason,
@@ -38,6 +40,7 @@ from control_plane.ports import (
     ProbeCall,
     ProbeReply,
     ProbeUnansweredError,
+    Provider,
     TenantScope,
 )
 from control_plane.probing import Prober
@@ -92,6 +95,7 @@ class Replica:
     upstream: TryingUpstream = field(default_factory=TryingUpstream)
     tokens: dict[str, str] = field(default_factory=dict)
     """Fingerprints of placeholders, by subject."""
+    providers: Mapping[CredentialKind, Provider] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.store = SqlStore(self.database, LocalWake())
@@ -102,10 +106,11 @@ class Replica:
         issuance = Issuance(own_keys, clock=self.clock, entropy=os.urandom, proxy_base_url="http://proxy.test")
         prober = Prober(issuance, self.upstream, entropy=os.urandom)
         self.rotations = RotationKeeper(self.store, versions, prober, trail, clock=self.clock, entropy=os.urandom)
-        self.resolution = Resolution(self.store, self.custody, clock=self.clock)
+        self.material = Material(self.store, self.custody, trail, self.providers, clock=self.clock)
+        self.resolution = Resolution(self.store, self.material, clock=self.clock)
 
     def another(self) -> "Replica":
-        return Replica(self.database, self.clock, self.kek, self.upstream, self.tokens)
+        return Replica(self.database, self.clock, self.kek, self.upstream, self.tokens, self.providers)
 
     # --- set up
 

@@ -212,6 +212,7 @@ def test_a_secret_file_is_looked_for_beside_the_clients_file(tmp_path: Path) -> 
     (entry,) = read_clients_file(clients_file(tmp_path, [GOOD]))
 
     assert (entry.client.id, entry.client.kind, entry.client.tenant) == ("proxy", "egress_proxy", None)
+    assert entry.secret is not None
     assert entry.secret.reveal() == "s" * 43
 
 

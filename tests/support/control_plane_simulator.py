@@ -284,6 +284,7 @@ class ControlPlaneSimulator:
                 web.get("/internal/tag-keys", self._tag_keys),
                 web.get("/internal/events", self._events),
                 web.post("/internal/audit", self._audit),
+                web.post("/internal/injector", self._injector),
             ]
         )
         self._runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -362,6 +363,10 @@ class ControlPlaneSimulator:
         finally:
             self._streams.pop(woken, None)
         return response
+
+    async def _injector(self, request: web.Request) -> web.Response:
+        self._check(request)
+        return web.Response(status=204)
 
     async def _audit(self, request: web.Request) -> web.Response:
         self._check(request)

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.redis.connection import SharedRedis
+from control_plane.faults import reach
 
 PAUSE_SECONDS: Final = 0.02
 AGAIN_SECONDS: Final = 1.0
@@ -64,6 +65,7 @@ class SharedWake:
             await self._grew.wait()
             self._grew.clear()
             await self._redis.ask(self._publish)
+            reach("wake.told")
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _publish(self, client: Any) -> object:

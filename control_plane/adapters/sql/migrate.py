@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from control_plane.adapters.sql.engine import WRITER
 from control_plane.adapters.sql.roles import PLATFORM_ROLE
+from control_plane.faults import reach
 
 _MIGRATIONS: Final = Path(__file__).parents[2] / "migrations"
 _MIGRATION_LOCK: Final = 0x636F6D69
@@ -32,6 +33,7 @@ async def migrate(engine: AsyncEngine) -> None:
         if engine.dialect.name == "postgresql":
             await connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
         await connection.run_sync(_upgrade)
+        reach("migration.applied")
         await connection.execute(
             text("INSERT INTO meta (name, value) VALUES ('epoch', :epoch) ON CONFLICT (name) DO NOTHING"),
             {"epoch": secrets.token_hex(8)},

@@ -6,6 +6,7 @@ A new topic has its repository in a file of its own, made of `repositories.Trans
 from control_plane.adapters.sql.access import SqlInjectors, SqlUses
 from control_plane.adapters.sql.chain import SqlAuditChain
 from control_plane.adapters.sql.issuers import SqlIssuers, SqlUsedAssertions
+from control_plane.adapters.sql.minted import SqlMintedValues
 from control_plane.adapters.sql.repositories import (
     SqlAllowRules,
     SqlAudit,
@@ -33,6 +34,7 @@ class SqlRecords:
         self.credentials = SqlCredentials(tx)
         self.versions = SqlVersions(tx)
         self.rotations = SqlRotations(tx)
+        self.minted = SqlMintedValues(tx)
         self.grants = SqlGrants(tx)
         self.rules = SqlAllowRules(tx)
         self.sessions = SqlSessions(tx)

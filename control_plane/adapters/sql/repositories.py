@@ -44,6 +44,7 @@ from control_plane.adapters.sql.tables import (
     GrantRow,
     KeyRow,
     MetaRow,
+    MintedRow,
     OutboxRow,
     SessionRow,
     TenantRow,
@@ -89,6 +90,7 @@ def table_of(row: type[Base]) -> Table:
 TENANTS, CLIENTS, CREDENTIALS = table_of(TenantRow), table_of(ClientRow), table_of(CredentialRow)
 VERSIONS, GRANTS, RULES = table_of(CredentialVersionRow), table_of(GrantRow), table_of(AllowRuleRow)
 SESSIONS, TOKENS, KEYS = table_of(SessionRow), table_of(TokenRow), table_of(KeyRow)
+MINTED = table_of(MintedRow)
 OUTBOX, AUDIT, META = table_of(OutboxRow), table_of(AuditRow), table_of(MetaRow)
 
 
@@ -168,10 +170,9 @@ class Transaction:
         async with self._connection.begin_nested():
             yield
 
-    def insert_once(self, table: Table, *, by: str) -> Any:
+    def insert_once(self, table: Table, *, by: str | Sequence[str]) -> Any:
         """An insert that leaves out rows whose `by` is already there."""
-        new = self.insert(table)
-        return new.on_conflict_do_nothing(index_elements=[by])
+        return self.insert(table).on_conflict_do_nothing(index_elements=[by] if isinstance(by, str) else list(by))
 
     def insert(self, table: Table) -> Any:
         """An insert that can say what happens where the row is already there."""
@@ -223,23 +224,44 @@ class SqlClients:
 
     async def add(self, client: Client) -> None:
         self._tx.require_mine(client.tenant)
-        await self._tx.change(insert(CLIENTS), to_columns(client))
+        await self._tx.change(insert(CLIENTS), _client_columns(client))
 
     async def replace(self, client: Client) -> None:
         self._tx.require_mine(client.tenant)
         where = (CLIENTS.c.id == client.id, self._tx.mine(CLIENTS.c.tenant))
-        await self._tx.change(update(CLIENTS).where(*where).values(to_columns(client)))
+        await self._tx.change(update(CLIENTS).where(*where).values(_client_columns(client)))
 
     async def get(self, client: ClientId) -> Client | None:
         row = await self._tx.row(select(CLIENTS).where(CLIENTS.c.id == client, self._seen()))
         return to_record(Client, row) if row else None
 
     async def list(self) -> Sequence[Client]:
-        return to_records(Client, await self._tx.rows(select(CLIENTS).where(self._seen()).order_by(CLIENTS.c.id)))
+        return await self._many(true())
+
+    async def of_workload_issuer(self, issuer: str) -> Sequence[Client]:
+        return await self._many(CLIENTS.c.workload_issuer == issuer)
+
+    async def of_certificate(self, names: Sequence[str]) -> Sequence[Client]:
+        return await self._many(CLIENTS.c.certificate_name.in_(names))
+
+    async def with_self_signed(self) -> Sequence[Client]:
+        return await self._many(CLIENTS.c.certificate_name.like("x5t#S256:%"))
+
+    async def _many(self, condition: ColumnElement[bool]) -> Sequence[Client]:
+        statement = select(CLIENTS).where(condition, self._seen()).order_by(CLIENTS.c.id)
+        return to_records(Client, await self._tx.rows(statement))
 
     async def remove(self, client: ClientId) -> bool:
         where = (CLIENTS.c.id == client, self._tx.mine(CLIENTS.c.tenant))
         return await self._tx.change(delete(CLIENTS).where(*where)) > 0
+
+
+def _client_columns(client: Client) -> dict[str, Any]:
+    workload = client.proofs.workload
+    return to_columns(client) | {
+        "workload_issuer": workload.issuer if workload else None,
+        "certificate_name": client.proofs.certificate_name,
+    }
 
 
 class SqlCredentials:
@@ -307,12 +329,20 @@ class SqlVersions:
         statement = select(VERSIONS).where(*self._where(credential)).order_by(VERSIONS.c.version)
         return to_records(CredentialVersion, await self._tx.rows(statement))
 
+    async def reseal(self, version: CredentialVersion, *, instead_of: bytes) -> bool:
+        self._tx.require_mine(version.tenant)
+        where = (*self._where(version.credential_id), VERSIONS.c.version == version.version)
+        values = {"envelope": version.envelope, "kek_id": version.kek_id}
+        statement = update(VERSIONS).where(*where, VERSIONS.c.envelope == instead_of).values(values)
+        return await self._tx.change(statement) > 0
+
     async def count_by_kek(self) -> Mapping[str, int]:
         """Envelopes under each key-encryption key, our own keys' included."""
         of_credentials = select(VERSIONS.c.kek_id).where(
             VERSIONS.c.kek_id.is_not(None), self._tx.mine(VERSIONS.c.tenant)
         )
-        every = of_credentials.union_all(select(KEYS.c.kek_id)).subquery()
+        of_minted = select(MINTED.c.kek_id).where(MINTED.c.kek_id.is_not(None), self._tx.mine(MINTED.c.tenant))
+        every = of_credentials.union_all(of_minted, select(KEYS.c.kek_id)).subquery()
         rows = await self._tx.rows(select(every.c.kek_id, func.count().label("envelopes")).group_by(every.c.kek_id))
         return {row["kek_id"]: row["envelopes"] for row in rows}
 

@@ -9,9 +9,11 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 import structlog
+from pydantic import TypeAdapter
 
 from control_plane.contract.destination import destination_from_json, destination_to_json
 from control_plane.contract.placement import placement_from_json, placement_to_json
+from control_plane.core.client_proofs import ClientProofs
 from control_plane.core.delegation import Party
 from control_plane.core.records import (
     Client,
@@ -19,6 +21,8 @@ from control_plane.core.records import (
     ClientSource,
     CredentialVersion,
     KeyPurpose,
+    MintedValue,
+    MintingState,
     OwnKey,
     ProbeResult,
     Rotation,
@@ -36,7 +40,10 @@ _log = structlog.get_logger("control_plane.store")
 
 _SETS: Reader = lambda value: None if value is None else frozenset(value)  # noqa: E731 (one of a table)
 
+_PROOFS = TypeAdapter(ClientProofs)
+
 _READ: Mapping[str, Reader] = {
+    "proofs": _PROOFS.validate_python,
     "destinations": lambda value: tuple(destination_from_json(item) for item in value),
     "placements": lambda value: tuple(placement_from_json(item) for item in value),
     "act": lambda value: tuple(Party.from_claim(item) for item in value),
@@ -51,6 +58,7 @@ _ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
     (Client, "kind"): ClientKind,
     (Client, "source"): ClientSource,
     (CredentialVersion, "state"): VersionState,
+    (MintedValue, "state"): MintingState,
     (Token, "kind"): TokenKind,
     (OwnKey, "purpose"): KeyPurpose,
     (Rotation, "phase"): RotationPhase,
@@ -60,6 +68,7 @@ _ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
 _MAY_BE_NONE: frozenset[str] = frozenset({"probe_result"})
 
 _WRITE: Mapping[str, Reader] = {
+    "proofs": lambda value: _PROOFS.dump_python(value, mode="json", exclude_defaults=True),
     "destinations": lambda value: [destination_to_json(item) for item in value],
     "placements": lambda value: [placement_to_json(item) for item in value],
     "settings": dict,

@@ -63,11 +63,11 @@ class SqlStore:
                         await _enter(connection, scope)
                     tx = Transaction(connection, scope, writes=True)
                     yield SqlRecords(tx)
+                    reach("store.written")
                     published = await tx.flush()
-                    if published:
-                        reach("store.published")
+                    reach("store.published")
+                reach("store.committed")
                 if published:
-                    reach("store.committed")
                     self._wake.announce()
 
     @asynccontextmanager

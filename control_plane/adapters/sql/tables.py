@@ -56,6 +56,11 @@ class ClientRow(Base):
     secret_sha256: Mapped[str] = mapped_column(String(64))
     source: Mapped[str] = mapped_column(String(8))
     created_at: Mapped[float] = mapped_column(Float)
+    proofs: Mapped[dict[str, Any]]
+    """How it proves itself beside a secret (`ClientProofs`)."""
+    workload_issuer: Mapped[str | None] = mapped_column(String(40), index=True)
+    certificate_name: Mapped[str | None] = mapped_column(String(600), unique=True)
+    """From `proofs`, to be looked up by: an issuer's name, and a certificate's digest or name."""
 
 
 class CredentialRow(Base):
@@ -143,6 +148,27 @@ class RotationReplyRow(Base):
     tenant: Mapped[str] = mapped_column(String(64))
     replies: Mapped[int] = mapped_column(Integer)
     failures: Mapped[int] = mapped_column(Integer)
+
+
+class MintedRow(Base):
+    """What a provider gave for a version, sealed, and the lease of whoever may ask it for more."""
+
+    __tablename__ = "minted"
+    credential_id: Mapped[str] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    fence: Mapped[int] = mapped_column(BigInteger)
+    leased_until: Mapped[float] = mapped_column(Float)
+    asked_fence: Mapped[int | None] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(String(40))
+    failures: Mapped[int] = mapped_column(Integer)
+    retry_at: Mapped[float] = mapped_column(Float)
+    replaces_secret: Mapped[bool | None] = mapped_column(Boolean)
+    kek_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    envelope: Mapped[bytes | None] = mapped_column(LargeBinary)
+    minted_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float | None] = mapped_column(Float)
 
 
 class GrantRow(Base):
