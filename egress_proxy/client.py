@@ -635,6 +635,11 @@ class ClientConnection(asyncio.Protocol):
 
     # --- what an exchange calls ---------------------------------------------------------------------------------------
 
+    def exchange_takes_more(self) -> None:
+        """It became a WebSocket: what the client sent before that was known belongs to it."""
+        if self._held:
+            self._after_wait()
+
     def exchange_ended(self, exchange: Exchange, *, body_is_unread: bool) -> None:
         """The reply is complete."""
         self._forget_exchange(exchange)

@@ -60,6 +60,7 @@ class Exchange:
         "_continue_timer",
         "_interim_replies",
         "_is_on_used_connection",
+        "_is_websocket",
         "_is_whole",
         "_loop",
         "_may_continue",
@@ -103,6 +104,7 @@ class Exchange:
         self._continue_timer: asyncio.TimerHandle | None = None
         # the reply
         self._is_whole = False
+        self._is_websocket = False
         self._interim_replies = 0
         self._reply: ResponseHead | None = None
         self._reply_buffer = b""
@@ -169,6 +171,9 @@ class Exchange:
         if upstream is None:
             return data
         self.active_at = self._loop.time()
+        if self._is_websocket:
+            upstream.write(data)
+            return b""
         self._no_continue()
         if self._chunks_in is None:
             body, rest = data[: self._request_left], data[self._request_left :]
@@ -221,12 +226,16 @@ class Exchange:
             return
         if out:
             self._client.write(out)
-        if self._reply is not None and self._reply_framing is Framing.NONE:
+        if self._is_websocket:
+            self._client.exchange_takes_more()
+        elif self._reply is not None and self._reply_framing is Framing.NONE:
             self._reply_is_complete()
 
     def upstream_ended(self, *, cleanly: bool) -> None:
         self._upstream = None
-        if self._reply is not None and self._reply_framing is Framing.UNTIL_CLOSE and cleanly:
+        if self._is_websocket:
+            self._client.exchange_ended(self, body_is_unread=False)
+        elif self._reply is not None and self._reply_framing is Framing.UNTIL_CLOSE and cleanly:
             self._client.write(self._last_of_reply())
             self._reply_is_complete()
         elif self._reply is None and not self._reply_buffer and self._may_be_repeated():
@@ -310,10 +319,19 @@ class Exchange:
             known = self.plan.reply
             if known is not None and known.raw == raw:
                 return interim + self._final_head(known.head, data, known=known)
-            head = parse_response_head(raw, request_method=self.head.method)
+            head = parse_response_head(raw, request_method=self.head.method, websocket_asked=self.head.opens_websocket)
             if head.status >= 200:
                 return interim + self._final_head(head, data, raw=raw)
+            if head.status == 101:
+                return interim + self._switch(head) + data
             interim += self._interim_head(head)
+
+    def _switch(self, head: ResponseHead) -> bytes:
+        """From here on both sides are carried as they come, until one of them ends (RFC 6455): frames are opaque."""
+        self._no_continue()
+        self._reply = head
+        self._is_websocket = self.wants_body = self.closes_client = True
+        return self._scrubbed_head(render_response(head, framing=Framing.NONE, close=False))
 
     def _interim_head(self, head: ResponseHead) -> bytes:
         self._interim_replies += 1
@@ -361,6 +379,8 @@ class Exchange:
 
     def _reply_body(self, data: bytes) -> bytes:
         """What to send on, from bytes that hold (a part of) the body. Raises `UpstreamProtocolError`."""
+        if self._is_websocket:
+            return data
         if self._reply_framing is Framing.LENGTH:
             left = self._reply_left
             if len(data) < left:

@@ -308,6 +308,12 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
         # One credential does not vouch for where another's secret goes, nor for what may come back of it.
         handling = Handling.of_all(handlings)
+        if head.opens_websocket and not handling.websocket:
+            _refuse(
+                RefusalCode.PROTOCOL_DENIED,
+                "The credential's destination allows no WebSocket: what its frames carry cannot be searched.",
+                "Have the operator allow it for this destination (coatcheck credential add … --websocket).",
+            )
         if handling.strict:
             _refuse_foreign_keys(head, origin_target, policy, endpoint)
         return Forward(

@@ -65,6 +65,8 @@ class RequestHead:
     content_length: int
     keep_alive: bool
     expects_continue: bool
+    opens_websocket: bool
+    """RFC 6455 §4.1: a GET that asks to upgrade to WebSocket. Every other Upgrade is dropped (RFC 9110 §7.8)."""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,7 @@ def parse_request_head(raw: bytes) -> RequestHead:
     host: bytes | None = None
     framing, content_length = Framing.NONE, 0
     keep_alive, expects_continue = version == b"1.1", False
+    upgrades, to_websocket = False, False
     for field in special:
         name, value = field.name, field.value
         if name == b"host":
@@ -135,6 +138,9 @@ def parse_request_head(raw: bytes) -> RequestHead:
             if not _UNNOMINATABLE.isdisjoint(tokens):
                 raise _refused(RefusalCode.MALFORMED_REQUEST, "Connection names a field that frames the message.")
             keep_alive = keep_alive and b"close" not in tokens
+            upgrades = upgrades or b"upgrade" in tokens
+        elif name == b"upgrade":
+            to_websocket = value.lower() == b"websocket"
         elif name == b"expect":
             if value.lower() != b"100-continue":
                 raise _refused(RefusalCode.MALFORMED_REQUEST, "The only expectation understood is 100-continue.")
@@ -144,8 +150,19 @@ def parse_request_head(raw: bytes) -> RequestHead:
     if method == "CONNECT" and (framing is Framing.CHUNKED or content_length):
         # RFC 9110 §9.3.6: it has no content, so what follows would be read differently by others.
         raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "A CONNECT has no body.")
+    opens_websocket = upgrades and to_websocket and method == "GET" and framing is Framing.NONE
     return RequestHead(
-        line, method, target, fields, special, host, framing, content_length, keep_alive, expects_continue
+        line,
+        method,
+        target,
+        fields,
+        special,
+        host,
+        framing,
+        content_length,
+        keep_alive,
+        expects_continue,
+        opens_websocket,
     )
 
 
@@ -168,10 +185,10 @@ def _judge_request_line(line: bytes) -> tuple[str, bytes, bytes]:
 _remembered_request_line = lru_cache(maxsize=4096)(_judge_request_line)
 
 
-def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
+def parse_response_head(raw: bytes, *, request_method: str, websocket_asked: bool = False) -> ResponseHead:
     """One reply head (interim replies included), from its first byte to the blank line.
 
-    Raises `UpstreamProtocolError`. A 101 is an error: no upgrade is ever asked for.
+    Raises `UpstreamProtocolError`. A 101 is an error unless it is to WebSocket, and that was asked for.
     """
     if len(raw) > MAX_HEAD_BYTES:
         raise UpstreamProtocolError("the reply's head is too large")
@@ -181,7 +198,8 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
-        raise UpstreamProtocolError("the upstream switched protocols unasked") from None
+        if not websocket_asked:
+            raise UpstreamProtocolError("the upstream switched protocols unasked") from None
     except httptools.HttpParserError:
         raise UpstreamProtocolError("the reply's head is not unambiguous HTTP/1.1") from None
     status_line, _, field_lines = raw[: -len(HEAD_END)].partition(b"\r\n")
@@ -198,7 +216,7 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
 
     special = [field for field in fields if field.special]
     framing, content_length = Framing.UNTIL_CLOSE, 0
-    is_coded, removed = False, _NO_NAMES
+    is_coded, to_websocket, removed = False, False, _NO_NAMES
     for field in special:
         name = field.name
         if name == b"content-length":
@@ -211,8 +229,12 @@ def parse_response_head(raw: bytes, *, request_method: str) -> ResponseHead:
             removed |= connection_tokens(field.value)
             if not _UNNOMINATABLE.isdisjoint(removed):
                 raise UpstreamProtocolError("Connection names a field that frames the reply")
+        elif name == b"upgrade":
+            to_websocket = field.value.lower() == b"websocket"
         elif name == b"content-encoding":
             is_coded = is_coded or field.value.lower() != b"identity"
+    if status == 101 and not (websocket_asked and to_websocket and b"upgrade" in removed):
+        raise UpstreamProtocolError("the upstream switched protocols unasked")
     if request_method == "HEAD" or status < 200 or status in (204, 304):  # RFC 9112 §6.3
         framing = Framing.NONE
     # llhttp is not asked: after a reply of no content it has forgotten the length, and says "close".

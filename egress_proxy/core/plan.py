@@ -62,7 +62,8 @@ class Plan:
         self.needles = needles(forward.swaps)
         """What the reply is searched for; empty where nothing was swapped."""
         self.reply: RepeatedReply | None = None
-        self.is_plain = not head.expects_continue and head.framing is not Framing.CHUNKED
+        is_more = head.expects_continue or head.opens_websocket
+        self.is_plain = not is_more and head.framing is not Framing.CHUNKED
         """Whether `content_length` bytes follow the head, and nothing is waited for before them."""
         self._line = asked.line
         self._special = _decisive(asked)

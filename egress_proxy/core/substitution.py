@@ -151,6 +151,8 @@ def slot_names(swaps: tuple[Swap, ...]) -> frozenset[bytes]:
 def render_closing(head: RequestHead, swaps: tuple[Swap, ...], *, unsearchable: bool = False) -> bytes:
     """The fields that the proxy itself sets, the secret last, and the blank line."""
     lines = [b"Transfer-Encoding: chunked"] if head.framing is Framing.CHUNKED else []
+    if head.opens_websocket:
+        lines.append(_TO_WEBSOCKET)
     if swaps and not unsearchable:
         lines.append(b"Accept-Encoding: identity")  # what is compressed cannot be scanned on its way back
     for swap in swaps:
@@ -163,6 +165,9 @@ def render_closing(head: RequestHead, swaps: tuple[Swap, ...], *, unsearchable: 
 
 _CODINGS: Final = frozenset((b"accept-encoding",))
 _RANGES: Final = frozenset((b"range", b"if-range"))
+
+
+_TO_WEBSOCKET: Final = b"Connection: Upgrade\r\nUpgrade: websocket"
 
 
 def _is_dropped(field: Field, slots: frozenset[bytes]) -> bool:
@@ -240,7 +245,9 @@ def render_response(head: ResponseHead, *, framing: Framing, close: bool) -> byt
         lines[1:] = [line for line in lines[1:] if line.partition(b":")[0].lower() not in head.removed]
     if framing is Framing.CHUNKED:
         lines.append(b"Transfer-Encoding: chunked")
-    if close:
+    if head.status == 101:
+        lines.append(_TO_WEBSOCKET)
+    elif close:
         lines.append(b"Connection: close")
     lines.append(b"\r\n")
     return b"\r\n".join(lines)
