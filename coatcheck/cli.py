@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from coatcheck import allow, audit, ca, credential, grant, injector, key, placeholder, serve
+from coatcheck import allow, audit, ca, credential, grant, injector, key, limit, placeholder, serve
 from coatcheck.doctor import doctor
 from coatcheck.exchange import exchange
 from coatcheck.explain import why
@@ -63,6 +63,7 @@ app.add_typer(credential.app, name="credential", rich_help_panel=_CREDENTIALS)
 app.add_typer(grant.app, name="grant", rich_help_panel=_CREDENTIALS)
 app.add_typer(allow.app, name="allow", rich_help_panel=_CREDENTIALS)
 app.add_typer(placeholder.app, name="placeholder", rich_help_panel=_CREDENTIALS)
+app.add_typer(limit.app, name="limit", rich_help_panel=_CREDENTIALS)
 app.command("exchange", rich_help_panel=_CREDENTIALS)(exchange)
 app.command("why", rich_help_panel=_LOOKING)(why)
 app.add_typer(audit.app, name="audit", rich_help_panel=_LOOKING)

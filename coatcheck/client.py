@@ -161,6 +161,15 @@ class ControlPlane:
     def remove_injector(self, injector: str) -> None:
         self._ask("DELETE", f"/v1/injectors/{_segment(injector)}")
 
+    def add_limit(self, fields: Mapping[str, Any]) -> Json:
+        return self._ask("POST", f"{self._tenant}/limits", dict(fields))
+
+    def limits(self) -> list[Json]:
+        return self._items(f"{self._tenant}/limits")
+
+    def delete_limit(self, limit_id: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/limits/{_segment(limit_id)}")
+
     # --- audit ------------------------------------------------------------------------------------------------------
 
     def audit_page(self, *, after: int, limit: int = AUDIT_PAGE) -> list[Json]:

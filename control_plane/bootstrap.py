@@ -40,6 +40,7 @@ from control_plane.api.audit import AuditApi
 from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
 from control_plane.api.issuers import IssuersApi
+from control_plane.api.limits import LimitsApi
 from control_plane.api.oauth import OAuthApi
 from control_plane.api.platform import PlatformApi
 from control_plane.api.sessions import SessionsApi
@@ -68,6 +69,7 @@ from control_plane.introspection import Introspection
 from control_plane.issuance import Issuance
 from control_plane.issuers import IssuerKeeper
 from control_plane.keys import KeyKeeper
+from control_plane.limits import LimitKeeper, Quotas
 from control_plane.material import Material
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
@@ -234,6 +236,7 @@ async def _assembled(
         store=store,
         custody=custody,
     )
+    quotas = Quotas(store, clock=clock)
     internal = InternalApi(
         access=access,
         resolution=Resolution(store, material, clock=clock),
@@ -242,6 +245,7 @@ async def _assembled(
         wake=hints.wake,
         rotations=rotations,
         injectors=injectors,
+        quotas=quotas,
         clock=clock,
     )
     issuers = IssuerKeeper(store, identification, trail, clock=clock, own_issuer=issuer)
@@ -254,6 +258,7 @@ async def _assembled(
         admin.router(),
         PlatformApi(access, key_keeper, injectors).router(),
         IssuersApi(access, issuers).router(),
+        LimitsApi(access, LimitKeeper(store, trail, clock=clock, entropy=entropy)).router(),
         audit.router(),
         audit.public_router(),
     ]
@@ -265,6 +270,7 @@ async def _assembled(
     chores = [
         Chore("audit_chain", CHAINING_SECONDS, chaining.once),
         Chore("audit_retention", RETENTION_SECONDS, chaining.forget),
+        Chore("limits", ROUND_SECONDS, quotas.forget),
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
         Chore("keys", ROUND_SECONDS, key_keeper.retire),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),

@@ -20,6 +20,7 @@ from control_plane.contract.wire import (
     AskPlaceholder,
     AskPolicy,
     Binding,
+    BoundLimit,
     CallerFacts,
     Policy,
     Refused,
@@ -220,6 +221,7 @@ class Resolution:
             provider=credential.preset,
             credential_kind=credential.kind,
             reports_replies=facts.rotation is not None and token.client != PROBE_CLIENT,
+            limits=await _limits(records, facts, credential),
         )
 
     async def _grants(self, records: Records, facts: TokenFacts, credential: Credential) -> tuple[Grant, ...]:
@@ -253,11 +255,27 @@ def _refused(error: RefusedError) -> Refused:
     return Refused(error.refusal.code, error.refusal.detail, error.refusal.hint)
 
 
+async def _limits(records: Records, facts: TokenFacts, credential: Credential) -> tuple[BoundLimit, ...]:
+    if not facts.has_limits or facts.token.client == PROBE_CLIENT:
+        return ()
+    subject = facts.token.subject
+    return tuple(
+        limit.bound(subject)
+        for limit in await records.limits.of_tenant(facts.token.tenant)
+        if limit.applies_to(subject=subject, credential=credential.id)
+    )
+
+
 def _must_understand(answer: Answer) -> tuple[str, ...]:
-    """A proxy that knows nothing of kinds would put a document where a token belongs: it is to refuse instead."""
-    if isinstance(answer, ResolvedPlaceholder) and not is_placed(answer.binding.credential_kind):
-        return ("credential_kind",)
-    return ()
+    """A proxy that knows nothing of kinds would put a document where a token belongs, and one that knows nothing of
+    limits would let through what is over them: it is to refuse instead."""
+    if not isinstance(answer, ResolvedPlaceholder):
+        return ()
+    binding = answer.binding
+    return (
+        *(() if is_placed(binding.credential_kind) else ("credential_kind",)),
+        *(("limits",) if binding.limits else ()),
+    )
 
 
 def _session_is_over(facts: TokenFacts, now: float) -> bool:

@@ -26,11 +26,13 @@ from egress_proxy.ca import CertificateAuthority, LeafContexts, utc_now
 from egress_proxy.cache import Cache
 from egress_proxy.config import Settings
 from egress_proxy.core.decision import Mode
+from egress_proxy.core.view import AskQuota
 from egress_proxy.hardening import forbid_core_dumps
 from egress_proxy.leaks import LeakWatch
 from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
 from egress_proxy.probe import SwapProbe
+from egress_proxy.quotas import QuotaLink
 from egress_proxy.replies import ReplyTally
 from egress_proxy.resolver import ControlPlaneClient, Resolver, stay_registered
 from egress_proxy.server import Server, listener_context, open_socket
@@ -170,10 +172,13 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     resolver = Resolver(
         client, cache, counters, on_revoked=lambda event: server.cut_revoked(event), on_missed=lambda: server.recheck()
     )
+    quota_link = QuotaLink(cache.quotas, client.quota, monotonic=loop.time)
     services = Services(
         loop=loop,
         view=cache,
-        ask=resolver.ask,
+        ask=lambda question: (
+            quota_link.ask(question.limit) if isinstance(question, AskQuota) else resolver.ask(question)
+        ),
         upstreams=upstreams,
         audit=audit,
         leaf_contexts=leaf_contexts,
@@ -181,6 +186,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         clock=time.time,
         proxy_id=settings.client_id,
         leaks=LeakWatch(suspend=cache.suspend),
+        quotas=cache.quotas,
         timeouts=Timeouts(
             header=settings.header_timeout_seconds,
             idle=settings.idle_timeout_seconds,
@@ -213,6 +219,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         is_ready=is_warm,
     )
     following = asyncio.create_task(resolver.run())
+    reporting = asyncio.create_task(quota_link.run())
     delivering = asyncio.create_task(audit.run())
     registering = asyncio.create_task(stay_registered(client))
     try:
@@ -229,7 +236,9 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
             log.error("audit_events_lost", events=len(audit))
         following.cancel()
         registering.cancel()
-        await asyncio.gather(following, registering, delivering, return_exceptions=True)
+        reporting.cancel()
+        await asyncio.gather(following, registering, reporting, delivering, return_exceptions=True)
+        await quota_link.give_everything_back()
         await client.close()
 
 

@@ -24,6 +24,7 @@ from control_plane.contract.wire import (
     AskCaller,
     AskPlaceholder,
     AskPolicy,
+    BoundLimit,
     CallerFacts,
     Event,
     Policy,
@@ -32,6 +33,7 @@ from control_plane.contract.wire import (
     ResolvedPlaceholder,
 )
 from egress_proxy.core.plan import PLAN_SECONDS
+from egress_proxy.core.quota import Quotas, Standing
 from egress_proxy.core.view import KnownCaller, Resolved
 
 MAX_AGE_SECONDS: Final = 60.0
@@ -119,6 +121,7 @@ class Cache:
 
     def __init__(self, *, limit: int, monotonic: Callable[[], float], clock: Callable[[], float]) -> None:
         """`clock` gives unix seconds, for what the decision compares with expiries."""
+        self.quotas = Quotas()
         self._monotonic = monotonic
         self._clock = clock
         self._callers: _Shelf[KnownCaller] = _Shelf(limit)
@@ -165,6 +168,12 @@ class Cache:
         if entry is not None and self._is_live(entry.taken_at, entry.max_stale_seconds):
             return SUSPENDED if self._is_suspended(entry.value.binding.placeholder_id) else entry.value
         return self._no(AskPlaceholder(fingerprint, caller, endpoint))
+
+    def quota(self, limit: BoundLimit) -> Standing:
+        return self.quotas.standing(limit, self._monotonic())
+
+    def quota_resets_in_seconds(self, limit: BoundLimit) -> float:
+        return self.quotas.resets_in_seconds(limit, self._monotonic())
 
     def _is_live(self, taken_at: float, max_stale_seconds: float) -> bool:
         now = self._monotonic()

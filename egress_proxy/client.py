@@ -65,6 +65,8 @@ _NO_REASON_TO_CUT: Final = frozenset(
         RefusalCode.TOKEN_EXPIRED,
         RefusalCode.CREDENTIAL_UNAVAILABLE,
         RefusalCode.STORE_UNAVAILABLE,
+        RefusalCode.RATE_LIMITED,  # it was counted when it went
+        RefusalCode.SPEND_LIMIT_EXCEEDED,
     }
 )
 TUNNEL_OPEN: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -594,8 +596,16 @@ class ClientConnection(asyncio.Protocol):
         if not upstream.is_reusable:  # it died between the dial and now
             self._refuse(Refusal(RefusalCode.UPSTREAM_UNREACHABLE, "The destination hung up."), forward=forward)
             return
+        taken = None
+        if forward.limits:
+            taken = services.quotas.take(forward.limits, services.loop.time())
+            if taken is None:  # used up between the decision and now
+                services.upstreams.give_back(upstream)
+                self._task = services.loop.create_task(self._wait(self._decide(self._head), is_retry=is_retry))
+                return
         exchange = Exchange(self, prepared.plan, request_id=self._request_id, services=services)
         exchange.was_retried = is_retry
+        exchange.taken = taken
         self.exchange = exchange
         if not is_retry:
             services.audit.record_again(prepared.room, prepared.event.encode(self._request_id, services.clock()))
@@ -642,6 +652,8 @@ class ClientConnection(asyncio.Protocol):
 
     def exchange_ended(self, exchange: Exchange, *, body_is_unread: bool) -> None:
         """The reply is complete."""
+        if exchange.taken is not None:
+            self._settle(exchange, is_whole=True)
         self._forget_exchange(exchange)
         if exchange.closes_client:
             self._linger() if body_is_unread else self._close()
@@ -677,15 +689,26 @@ class ClientConnection(asyncio.Protocol):
     def exchange_to_be_repeated(self, exchange: Exchange) -> None:
         """Its pooled connection had died: once more, on a new one."""
         self.services.counters.retries += 1
+        if exchange.taken is not None:
+            self.services.quotas.put_back(exchange.taken)
         self.exchange = None
         self._prepared = None
         assert self._head is not None
         # Decided anew, like a request that had to wait: what allowed it may have been taken back meanwhile.
         self._task = self.services.loop.create_task(self._wait(self._decide(self._head), is_retry=True))
 
+    def _settle(self, exchange: Exchange, *, is_whole: bool) -> None:
+        """What it cost counts against its limits."""
+        assert exchange.taken is not None
+        services = self.services
+        services.quotas.settle(exchange.taken, exchange.tokens_used(is_whole=is_whole), services.loop.time())
+        exchange.taken = None
+
     def _forget_exchange(self, exchange: Exchange, *, is_refused: bool = False) -> None:
         services = self.services
         self.exchange = None
+        if exchange.taken is not None:
+            self._settle(exchange, is_whole=False)
         if exchange.status is not None:
             services.counters.replies[exchange.status // 100] += 1
             for binding in exchange.plan.forward.bindings:

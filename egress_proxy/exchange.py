@@ -18,6 +18,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from control_plane.contract.refusal import Refusal, RefusalCode
+from control_plane.contract.wire import Measure
 from egress_proxy.core.decision import Forward
 from egress_proxy.core.http1 import (
     HEAD_END,
@@ -32,8 +33,10 @@ from egress_proxy.core.http1 import (
     parse_response_head,
 )
 from egress_proxy.core.plan import MAX_REMEMBERED_REPLY_BYTES, Plan, RepeatedReply
+from egress_proxy.core.quota import Taken
 from egress_proxy.core.scrub import LeakError, Scrubber
 from egress_proxy.core.substitution import render_response
+from egress_proxy.core.usage import MeteringScrubber, tokens_used
 from egress_proxy.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ class Exchange:
         "head",
         "plan",
         "request_id",
+        "taken",
         "wants_body",
         "was_retried",
     )
@@ -95,7 +99,7 @@ class Exchange:
         self._loop = services.loop
         self._upstream: UpstreamConnection | None = None
         self._is_on_used_connection = False
-        self._scrubber = Scrubber(plan.needles) if plan.needles else None
+        self._scrubber = _scrubber_of(plan)
         # the request's body
         self.wants_body = head.framing is Framing.CHUNKED or head.content_length > 0
         self._request_left = head.content_length
@@ -117,6 +121,8 @@ class Exchange:
         self.plan = plan
         self.request_id = request_id
         self.was_retried = False
+        self.taken: Taken | None = None
+        """What it took of its limits."""
 
     @property
     def forward(self) -> Forward:
@@ -132,6 +138,16 @@ class Exchange:
     def hits(self) -> int:
         """How often the secret was overwritten in the reply."""
         return self._scrubber.hits if self._scrubber is not None else 0
+
+    def tokens_used(self, *, is_whole: bool) -> int:
+        """What it cost, for limits that count tokens."""
+        return tokens_used(
+            self._scrubber.usage if isinstance(self._scrubber, MeteringScrubber) else None,
+            method=self.head.method,
+            status=self.status,
+            request_bytes=self.head.content_length,
+            is_whole=is_whole,
+        )
 
     # --- the request ---
 
@@ -462,3 +478,12 @@ class Exchange:
         if self._continue_timer is not None:
             self._continue_timer.cancel()
             self._continue_timer = None
+
+
+def _scrubber_of(plan: Plan) -> Scrubber | None:
+    """What the reply passes through. Only where its tokens count it is read, too."""
+    if not plan.needles:
+        return None
+    if any(limit.measure is Measure.TOKENS for limit in plan.forward.limits):
+        return MeteringScrubber(plan.needles)
+    return Scrubber(plan.needles)

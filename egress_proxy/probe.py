@@ -19,13 +19,14 @@ from control_plane.contract.grant import GrantScope
 from control_plane.contract.placeholder import ENTROPY_BYTES, Shape, TokenKind, fingerprint, mint
 from control_plane.contract.placement import BEARER
 from control_plane.contract.secret import Secret
-from control_plane.contract.wire import Ask, Binding, CallerFacts, Policy, Refused, Route
+from control_plane.contract.wire import Ask, Binding, BoundLimit, CallerFacts, Policy, Refused, Route
 from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import LeafContexts
 from egress_proxy.client import ClientConnection
 from egress_proxy.config import AuditMode
 from egress_proxy.core.decision import Mode
-from egress_proxy.core.view import KnownCaller, Resolved
+from egress_proxy.core.quota import Quotas, Standing
+from egress_proxy.core.view import AskQuota, KnownCaller, Resolved
 from egress_proxy.leaks import LeakWatch
 from egress_proxy.metrics import Counters
 from egress_proxy.services import Services
@@ -94,6 +95,7 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
         clock=lambda: 0.0,
         proxy_id="probe",
         leaks=LeakWatch(suspend=lambda _placeholder, _seconds: None),
+        quotas=Quotas(),
     )
     proxy_transport, _ = await loop.create_connection(lambda: ClientConnection(services, Mode.REVERSE), sock=proxy_end)
     try:
@@ -172,6 +174,12 @@ class SyntheticView:
     def policy(self, caller: Caller) -> Policy | Refused | None:
         return self._policy if caller == self._policy.caller else None
 
+    def quota(self, _limit: BoundLimit) -> Standing:
+        return Standing.USED_UP  # its credential has no limits
+
+    def quota_resets_in_seconds(self, _limit: BoundLimit) -> float:
+        return 0.0
+
     def placeholder(self, key: str, _caller: Caller, _endpoint: Endpoint) -> Resolved | Refused | None:
         return self._resolved if key == fingerprint(self.placeholder_text) else None
 
@@ -199,7 +207,7 @@ def _token(kind: TokenKind, tag_key: bytes) -> str:
     return mint(Shape(), kind, tag_key=tag_key, entropy=secrets.token_bytes(ENTROPY_BYTES))
 
 
-async def _never_asked(_: Ask) -> None:
+async def _never_asked(_: Ask | AskQuota) -> None:
     raise AssertionError("the probe's view knows everything")
 
 

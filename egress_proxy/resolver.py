@@ -19,12 +19,17 @@ from control_plane.contract.secret import Secret
 from control_plane.contract.wire import (
     EVENT,
     INJECTOR_SECONDS,
+    QUOTA_ANSWER,
+    QUOTA_REQUEST,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
     SILENCE_SECONDS,
     TAG_KEYS,
     Ask,
     Event,
+    QuotaAnswer,
+    QuotaEntry,
+    QuotaRequest,
     Refused,
     ResolveAnswer,
     ResolveRequest,
@@ -89,6 +94,14 @@ class ControlPlaneClient:
     async def deliver(self, events: Sequence[bytes], dropped: int) -> None:
         """Raises `ControlPlaneError` unless the batch was taken."""
         await self._send("POST", "/internal/audit", join_audit_batch(events, dropped=dropped))
+
+    async def quota(self, entries: Sequence[QuotaEntry]) -> QuotaAnswer:
+        """Raises `ControlPlaneError`."""
+        answer = await self._send("POST", "/internal/quota", write(QUOTA_REQUEST, QuotaRequest(tuple(entries))))
+        try:
+            return read(QUOTA_ANSWER, answer)
+        except WireError as error:
+            raise ControlPlaneError(str(error)) from error
 
     async def events(self, *, after: int) -> AsyncGenerator[Event]:
         """Until the stream breaks or falls silent; then raises `ControlPlaneError`."""

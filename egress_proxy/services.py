@@ -10,7 +10,8 @@ from control_plane.contract.destination import Endpoint
 from control_plane.contract.wire import Ask
 from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import LeafContexts
-from egress_proxy.core.view import CacheView
+from egress_proxy.core.quota import Quotas
+from egress_proxy.core.view import AskQuota, CacheView
 from egress_proxy.leaks import LeakWatch
 from egress_proxy.metrics import Counters
 from egress_proxy.replies import ReplyTally
@@ -62,7 +63,7 @@ class Services:
 
     loop: asyncio.AbstractEventLoop
     view: CacheView
-    ask: Callable[[Ask], Awaitable[None]]
+    ask: Callable[[Ask | AskQuota], Awaitable[None]]
     """Has the control plane answer a question into the view. Never raises for an outage: the view then refuses."""
     upstreams: Pool
     audit: AuditSpool
@@ -71,6 +72,7 @@ class Services:
     clock: Callable[[], float]
     """Unix seconds."""
     proxy_id: str
+    quotas: Quotas
     leaks: LeakWatch
     tally: ReplyTally | None = None
     """Of replies to credentials that are being rotated."""

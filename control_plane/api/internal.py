@@ -23,6 +23,8 @@ from control_plane.contract.wire import (
     AUDIT_BATCH,
     EVENT,
     HEARTBEAT_SECONDS,
+    QUOTA_ANSWER,
+    QUOTA_REQUEST,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
     TAG_KEYS,
@@ -38,6 +40,7 @@ from control_plane.core.audit import cleaned, dated, gap
 from control_plane.core.records import Client, ClientKind, PublishedChange
 from control_plane.faults import reach
 from control_plane.injectors import Injectors
+from control_plane.limits import Quotas
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
 from control_plane.resolution import Resolution
@@ -60,6 +63,7 @@ class InternalApi:
     wake: Wake
     rotations: RotationKeeper
     injectors: Injectors
+    quotas: Quotas
     clock: Clock
 
     def router(self) -> APIRouter:
@@ -69,6 +73,7 @@ class InternalApi:
         router.add_api_route("/events", self.events, methods=["GET"])
         router.add_api_route("/audit", self.audit, methods=["POST"])
         router.add_api_route("/injector", self.injector, methods=["POST"])
+        router.add_api_route("/quota", self.quota, methods=["POST"])
         return router
 
     async def resolve(self, request: Request) -> Response:
@@ -122,6 +127,11 @@ class InternalApi:
             if last is None or last >= position.sequence:
                 return position, ()
             return position, await records.outbox.after(last, _EVENTS_AT_ONCE)
+
+    async def quota(self, request: Request) -> Response:
+        await self._proxy(request)
+        asked = _read(QUOTA_REQUEST, await request.body())
+        return Response(write(QUOTA_ANSWER, await self.quotas(asked)), media_type=_JSON)
 
     async def audit(self, request: Request) -> Response:
         proxy = await self._proxy(request)

@@ -46,6 +46,7 @@ from control_plane.contract.placement import (
     placement_to_json,
 )
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
+from control_plane.contract.wire import Measure
 from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.client_token import LIFETIME_SECONDS
 from control_plane.core.delegation import to_act
@@ -58,11 +59,20 @@ from control_plane.core.rotation import Replies
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
 from control_plane.issuance import Issued, IssuedDirect, IssuedProxyCredential
+from control_plane.limits import NamedLimit
 from control_plane.placeholders import NamedToken
 
 MAX_ITEMS: Final = 64
 MAX_TTL_SECONDS: Final = 30 * 86_400
 MAX_STALE_SECONDS: Final = 86_400.0
+MAX_WINDOW_SECONDS: Final = 31 * 86_400
+
+
+def _measure(value: Any) -> Measure:
+    try:
+        return Measure(value)
+    except ValueError:
+        raise PydanticCustomError("measure", "one of: requests, tokens") from None
 
 
 def _secret(value: Any) -> Secret:
@@ -329,6 +339,17 @@ class AllowRuleIn(_Incoming):
     methods: Methods | None = None
     allow_private: bool = False
     session: ObjectId | None = None
+
+
+class LimitIn(_Incoming):
+    """Neither `credential` nor `subject`: all of the tenant's together."""
+
+    credential: CredentialName | None = None
+    subject: Printable | None = None
+    each_subject: bool = False
+    measure: Annotated[Measure, BeforeValidator(_measure)]
+    amount: Annotated[Whole, Field(ge=1, le=10**15)]
+    window_seconds: Annotated[Whole, Field(ge=1, le=MAX_WINDOW_SECONDS)]
 
 
 class ClientIn(_Incoming):
@@ -878,6 +899,34 @@ class SessionTokenOut(_Outgoing):
     session_token: str
     expires_in: int
     not_after: float
+
+
+class LimitOut(_Outgoing):
+    id: str
+    credential: str | None
+    subject: str | None
+    each_subject: bool
+    measure: Measure
+    amount: int
+    window_seconds: int
+    granted: int
+    """Given out to proxies in the window that runs now; of all subjects together where each has its own."""
+    created_at: float
+
+    @classmethod
+    def of(cls, named: NamedLimit) -> "LimitOut":
+        limit = named.limit
+        return cls(
+            id=limit.id,
+            credential=named.credential_name,
+            subject=limit.subject,
+            each_subject=limit.each_subject,
+            measure=limit.measure,
+            amount=limit.amount,
+            window_seconds=limit.window_seconds,
+            granted=named.granted,
+            created_at=limit.created_at,
+        )
 
 
 class KekOut(_Outgoing):

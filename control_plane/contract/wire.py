@@ -8,10 +8,12 @@ Frozen dataclasses, checked by pydantic at the edge: `read(RESOLVE_REQUEST, raw)
     GET  /internal/events     -> text/event-stream of Event          `Last-Event-ID` or `?after=<sequence>`
     POST /internal/injector   -> 204                                 at the start, and every `INJECTOR_SECONDS`
     POST /internal/audit      AuditBatch -> 204                      idempotent by `event_id`
+    POST /internal/quota      QuotaRequest -> QuotaAnswer            takes slices of limits, gives back, reports
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -107,6 +109,26 @@ class Policy:
     kind: Literal["policy"] = "policy"
 
 
+class Measure(StrEnum):
+    """What a limit counts."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    """Of a model, as far as the provider's reply says how many it used."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLimit:
+    """A limit that what a placeholder stands for falls under, and which of its buckets."""
+
+    id: str
+    measure: Measure
+    amount: int
+    window_seconds: int
+    bucket: str = ""
+    """Empty: one for all. Otherwise each subject has its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What a placeholder is bound to. The proxy checks all of it on every hit."""
@@ -132,6 +154,8 @@ class Binding:
     """`contract.kinds`: whether the secret is a text for a placement, or a document to sign or prove with."""
     secret_expires_at: Annotated[float | None, Field(exclude_if=lambda end: end is None)] = None
     """Unix seconds: the secret's own end. From then on it is asked for again, and never used."""
+    limits: Annotated[tuple[BoundLimit, ...], Field(exclude_if=lambda limits: not limits)] = ()
+    """What it is used for counts against all of these. Where there is one, it must be understood."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -248,19 +272,70 @@ class AuditBatch:
     """Events lost before these, because the spool was full: written to the trail as a gap."""
 
 
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaEntry:
+    """About one bucket of one limit."""
+
+    limit_id: str
+    bucket: str = ""
+    wanted: int = 0
+    """At least so much of it, if there is any left; more is given where that saves asking again."""
+    used: int = 0
+    """Used beyond what was given, since it was told last: counts in the window that runs now. Told again until it is
+    answered."""
+    returned: int = 0
+    """Given, and not going to be used. Told once: what is lost on the way stays counted."""
+    window: int = 0
+    """The window that `returned` was given in."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRequest:
+    entries: tuple[QuotaEntry, ...]
+    contract: int = CONTRACT
+    must_understand: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaGrant:
+    """What there is for one `QuotaEntry`."""
+
+    limit_id: str
+    bucket: str
+    granted: int
+    """To be used until the window ends. 0 where something was wanted: it is used up."""
+    window: int
+    ends_in_seconds: float
+    exists: bool = True
+    """False: there is no such limit any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaAnswer:
+    grants: tuple[QuotaGrant, ...]
+    contract: int = CONTRACT
+    must_understand: tuple[str, ...] = ()
+
+
 RESOLVE_REQUEST: Final = TypeAdapter(ResolveRequest)
 RESOLVE_ANSWER: Final = TypeAdapter(ResolveAnswer)
 TAG_KEYS: Final = TypeAdapter(TagKeys)
 EVENT: Final = TypeAdapter(Event)
 AUDIT_EVENT: Final = TypeAdapter(AuditEvent)
 AUDIT_BATCH: Final = TypeAdapter(AuditBatch)
+QUOTA_REQUEST: Final = TypeAdapter(QuotaRequest)
+QUOTA_ANSWER: Final = TypeAdapter(QuotaAnswer)
 
 UNDERSTOOD: Final = frozenset(
     name
     for message in (
         *(ResolveRequest, AskCaller, AskPolicy, AskPlaceholder, Caller, Endpoint),
         *(ResolveAnswer, CallerFacts, Policy, Route, ResolvedPlaceholder, Binding, Refused),
-        *(Destination, GrantScope, AllowRule),
+        *(Destination, GrantScope, AllowRule, BoundLimit),
+        *(QuotaRequest, QuotaEntry, QuotaAnswer, QuotaGrant),
     )
     for name in message.__dataclass_fields__
 )

@@ -4,6 +4,7 @@ Rule: no record holds a plaintext secret or a placeholder, only envelopes and SH
 logged by accident. Times are unix seconds.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,7 @@ from control_plane.contract.caller import (
 from control_plane.contract.destination import AllowRule, Destination, Endpoint
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.placement import Placement
+from control_plane.contract.wire import BoundLimit, Measure
 from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.delegation import Chain
 
@@ -399,3 +401,34 @@ class Rotation:
     @property
     def is_running(self) -> bool:
         return self.phase in RUNNING_PHASES
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much of what may be used in each window of time. Windows follow each other without a gap, from 1970 on."""
+
+    id: str
+    tenant: TenantId
+    credential_id: CredentialId | None
+    """None: all credentials of the tenant together."""
+    subject: SubjectId | None
+    """None: every subject."""
+    each_subject: bool
+    """Every subject has the whole amount for itself. Otherwise all that it applies to share it."""
+    measure: Measure
+    amount: int
+    window_seconds: int
+    created_at: float
+
+    def applies_to(self, *, subject: SubjectId, credential: CredentialId) -> bool:
+        return self.credential_id in (None, credential) and self.subject in (None, subject)
+
+    def bound(self, subject: SubjectId) -> BoundLimit:
+        """As a proxy gets to know it. A subject's bucket does not show who the subject is."""
+        bucket = hashlib.sha256(subject.encode("utf-8", "surrogatepass")).hexdigest()[:32] if self.each_subject else ""
+        return BoundLimit(self.id, self.measure, self.amount, self.window_seconds, bucket)
+
+    def window(self, now: float) -> tuple[int, float]:
+        """The number of the window that runs now, and in how many seconds it ends."""
+        number = int(now // self.window_seconds)
+        return number, (number + 1) * self.window_seconds - now

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
+from math import ceil
 from typing import Final, NoReturn
 
 from control_plane.contract.address import is_public
@@ -46,13 +47,16 @@ from control_plane.contract.wire import (
     AskPlaceholder,
     AskPolicy,
     Binding,
+    BoundLimit,
     CallerFacts,
+    Measure,
     Policy,
     Refused,
     Route,
 )
 from egress_proxy.core.fields import MAX_MARKS, Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
+from egress_proxy.core.quota import Standing
 from egress_proxy.core.substitution import (
     REFERRERS,
     FoundMark,
@@ -63,7 +67,7 @@ from egress_proxy.core.substitution import (
     placement_of,
     query_pairs,
 )
-from egress_proxy.core.view import CacheView, Resolved
+from egress_proxy.core.view import AskQuota, CacheView, Resolved
 
 MAX_AUDITED_PATH_BYTES: Final = 256
 MAX_TOKEN_BYTES: Final = MAX_PREFIX + MARKER_LENGTH + MAX_BODY
@@ -166,6 +170,8 @@ class Forward:
     """The reverse route's name."""
     until: float
     """Unix seconds: when the first of what this rests on ends."""
+    limits: tuple[BoundLimit, ...] = ()
+    """What it counts against: taken from when it goes."""
 
     @property
     def allow_private(self) -> bool:
@@ -181,7 +187,7 @@ class Forward:
 class Resolve:
     """Ask this, then decide again."""
 
-    ask: Ask
+    ask: Ask | AskQuota
 
 
 @dataclass(slots=True)
@@ -197,7 +203,7 @@ class Refuse:
 
 
 class _AskFirst(Exception):  # noqa: N818 (not an error: the decision needs one more fact)
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask | AskQuota) -> None:
         self.ask = ask
 
 
@@ -316,6 +322,11 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             )
         if handling.strict:
             _refuse_foreign_keys(head, origin_target, policy, endpoint)
+
+        # (8) Within its limits: of each there is something left here.
+        limits = tuple(limit for binding in bindings for limit in binding.limits)
+        for limit in limits:
+            _check_quota(limit, view)
         return Forward(
             caller,
             proof,
@@ -327,6 +338,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             tuple(bindings),
             _name(route),
             until,
+            limits,
         )
     except _AskFirst as question:
         return Resolve(question.ask)
@@ -730,6 +742,29 @@ def _admit(
     if not admitting or not any(scope.admits_method(method) for scope in in_path):
         _refuse(RefusalCode.METHOD_DENIED, "The credential or its grant does not cover this method.")
     return Handling.of(admitting)
+
+
+def _check_quota(limit: BoundLimit, view: CacheView) -> None:
+    match view.quota(limit):
+        case Standing.LEFT:
+            return
+        case Standing.UNKNOWN:
+            raise _AskFirst(AskQuota(limit))
+        case Standing.UNAVAILABLE:
+            _refuse(
+                RefusalCode.CREDENTIAL_UNAVAILABLE,
+                "What is left of a limit could not be asked for, and nothing goes beyond what is known to be left.",
+                "Try again shortly.",
+                retry_after_seconds=1,
+            )
+        case Standing.USED_UP:
+            is_rate = limit.measure is Measure.REQUESTS
+            _refuse(
+                RefusalCode.RATE_LIMITED if is_rate else RefusalCode.SPEND_LIMIT_EXCEEDED,
+                f"The limit of {limit.amount} {limit.measure.value} in {limit.window_seconds} s is used up.",
+                "Wait for the next window; an operator sees limits with: coatcheck limit list",
+                retry_after_seconds=max(1, ceil(view.quota_resets_in_seconds(limit))),
+            )
 
 
 def _first_end(until: float, scopes: Iterable[GrantScope]) -> float:

@@ -62,9 +62,9 @@ class Plan:
         self.needles = needles(forward.swaps)
         """What the reply is searched for; empty where nothing was swapped."""
         self.reply: RepeatedReply | None = None
-        is_more = head.expects_continue or head.opens_websocket
+        is_more = head.expects_continue or head.opens_websocket or bool(forward.limits)
         self.is_plain = not is_more and head.framing is not Framing.CHUNKED
-        """Whether `content_length` bytes follow the head, and nothing is waited for before them."""
+        """Whether `content_length` bytes follow the head, and nothing is waited for or counted before them."""
         self._line = asked.line
         self._special = _decisive(asked)
         self._revision = revision

@@ -10,7 +10,8 @@ from typing import Protocol
 from control_plane.contract.caller import Caller
 from control_plane.contract.destination import Endpoint
 from control_plane.contract.secret import Secret
-from control_plane.contract.wire import Binding, CallerFacts, Policy, Refused
+from control_plane.contract.wire import Binding, BoundLimit, CallerFacts, Policy, Refused
+from egress_proxy.core.quota import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,13 @@ class KnownCaller:
 
     facts: CallerFacts
     asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskQuota:
+    """Is there anything left of this limit?"""
+
+    limit: BoundLimit
 
 
 class CacheView(Protocol):
@@ -51,3 +59,9 @@ class CacheView(Protocol):
     def placeholder(self, fingerprint: str, caller: Caller, endpoint: Endpoint) -> Resolved | Refused | None:
         """A live entry answers for every caller and endpoint (the decision checks both), a refusal only for its own."""
         ...
+
+    def quota(self, limit: BoundLimit) -> Standing:
+        """What there is left of a limit here."""
+        ...
+
+    def quota_resets_in_seconds(self, limit: BoundLimit) -> float: ...

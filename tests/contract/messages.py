@@ -1,5 +1,6 @@
 """One message of every kind on `/internal`, each beside the name of its golden file."""
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -21,6 +22,8 @@ from control_plane.contract.refusal import RefusalCode
 from control_plane.contract.wire import (
     AUDIT_BATCH,
     EVENT,
+    QUOTA_ANSWER,
+    QUOTA_REQUEST,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
     TAG_KEYS,
@@ -30,9 +33,15 @@ from control_plane.contract.wire import (
     AuditBatch,
     AuditEvent,
     Binding,
+    BoundLimit,
     CallerFacts,
     Event,
+    Measure,
     Policy,
+    QuotaAnswer,
+    QuotaEntry,
+    QuotaGrant,
+    QuotaRequest,
     Refused,
     ResolveAnswer,
     ResolvedPlaceholder,
@@ -66,6 +75,10 @@ BINDING = Binding(
     expires_at=1_800_000_900.0,
     max_stale_seconds=30.0,
     provider="anthropic",
+)
+LIMITS = (
+    BoundLimit("lim_1", Measure.REQUESTS, amount=1_000, window_seconds=60, bucket="ab12"),
+    BoundLimit("lim_2", Measure.TOKENS, amount=5_000_000, window_seconds=86_400),
 )
 POLICY = Policy(
     caller=CALLER,
@@ -128,6 +141,28 @@ MESSAGES: dict[str, tuple[TypeAdapter[Any], object]] = {
     "resolve_answer.policy": (RESOLVE_ANSWER, _answer(POLICY)),
     "resolve_answer.placeholder": (RESOLVE_ANSWER, _answer(ResolvedPlaceholder(BINDING, REAL))),
     "resolve_answer.refused": (RESOLVE_ANSWER, _answer(REFUSED)),
+    "resolve_answer.placeholder.limits": (
+        RESOLVE_ANSWER,
+        replace(
+            _answer(ResolvedPlaceholder(replace(BINDING, limits=LIMITS), REAL)),
+            must_understand=("limits",),
+        ),
+    ),
+    "quota_request": (
+        QUOTA_REQUEST,
+        QuotaRequest(
+            (QuotaEntry("lim_1", "ab12", wanted=1), QuotaEntry("lim_2", used=7, returned=3, window=1_800_000))
+        ),
+    ),
+    "quota_answer": (
+        QUOTA_ANSWER,
+        QuotaAnswer(
+            (
+                QuotaGrant("lim_1", "ab12", granted=50, window=1_800_000, ends_in_seconds=12.5),
+                QuotaGrant("lim_2", "", granted=0, window=0, ends_in_seconds=0.0, exists=False),
+            )
+        ),
+    ),
     "tag_keys": (TAG_KEYS, TagKeys(("ab" * 32, "cd" * 32), epoch="e1", as_of=42)),
     "event": (EVENT, Event(43, "e1", "placeholder", tenant="acme", id="ph_1", revoked=True)),
     "event.heartbeat": (EVENT, Event(43, "e1", "heartbeat")),

@@ -17,6 +17,8 @@ from control_plane.contract.wire import (
     AUDIT_BATCH,
     CONTRACT,
     EVENT,
+    QUOTA_ANSWER,
+    QUOTA_REQUEST,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
     SERVED_CONTRACTS,
@@ -31,7 +33,10 @@ FILE = "control_plane/contract/wire.py"
 
 GOLDEN = Path(__file__).parent / "golden" / "contract-1"
 EVERY_MESSAGE = pytest.mark.parametrize("name", MESSAGES)
-ADAPTERS: list[TypeAdapter[Any]] = [RESOLVE_REQUEST, RESOLVE_ANSWER, TAG_KEYS, EVENT, AUDIT_BATCH]
+ADAPTERS: list[TypeAdapter[Any]] = [
+    *(RESOLVE_REQUEST, RESOLVE_ANSWER, TAG_KEYS, EVENT, AUDIT_BATCH),
+    *(QUOTA_REQUEST, QUOTA_ANSWER),
+]
 
 
 @EVERY_MESSAGE

@@ -29,6 +29,8 @@ from control_plane.contract.refusal import RefusalCode
 from control_plane.contract.wire import (
     AUDIT_BATCH,
     EVENT,
+    QUOTA_ANSWER,
+    QUOTA_REQUEST,
     RESOLVE_ANSWER,
     RESOLVE_REQUEST,
     TAG_KEYS,
@@ -39,9 +41,13 @@ from control_plane.contract.wire import (
     AskPolicy,
     AuditEvent,
     Binding,
+    BoundLimit,
     CallerFacts,
     Event,
     Policy,
+    QuotaAnswer,
+    QuotaEntry,
+    QuotaGrant,
     Refused,
     ResolveAnswer,
     ResolvedPlaceholder,
@@ -94,6 +100,11 @@ class ControlPlaneSimulator:
         self.questions: list[Ask] = []
         self.audited: list[AuditEvent] = []
         self.audit_gaps = 0
+        self.quota: dict[str, int] = {}
+        """What is left of each limit. What is not in here does not exist."""
+        self.quota_slice = 1
+        self.quota_entries: list[QuotaEntry] = []
+        self.answers_quota = True
         self.takes_audit = True
         self.is_silent = False
         """Neither events nor heartbeats; the connection stays."""
@@ -172,6 +183,7 @@ class ControlPlaneSimulator:
         max_stale_seconds: float = 0.0,
         more_urls: Iterable[str] = (),
         traits: Mapping[str, Any] = MappingProxyType({}),
+        limits: tuple[BoundLimit, ...] = (),
         of: tuple[Caller, str] | None = None,
         **who: Any,
     ) -> Ticket:
@@ -194,6 +206,7 @@ class ControlPlaneSimulator:
             scopes=scopes,
             expires_at=time.time() + lives_seconds,
             max_stale_seconds=max_stale_seconds,
+            limits=limits,
         )
         placeholder = self._mint(TokenKind.PLACEHOLDER)
         value = secret if secret is not None else f"real-{secrets.token_urlsafe(24)}"
@@ -285,6 +298,7 @@ class ControlPlaneSimulator:
                 web.get("/internal/events", self._events),
                 web.post("/internal/audit", self._audit),
                 web.post("/internal/injector", self._injector),
+                web.post("/internal/quota", self._quota),
             ]
         )
         self._runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -377,6 +391,23 @@ class ControlPlaneSimulator:
         self.audited.extend(event for event in batch.events if event.event_id not in known)
         self.audit_gaps += batch.dropped
         return web.Response(status=204)
+
+    async def _quota(self, request: web.Request) -> web.Response:
+        self._check(request)
+        asked = read(QUOTA_REQUEST, await request.read())
+        if not self.answers_quota:
+            raise web.HTTPServiceUnavailable
+        return _json(write(QUOTA_ANSWER, QuotaAnswer(tuple(self._grant(entry) for entry in asked.entries))))
+
+    def _grant(self, entry: QuotaEntry) -> QuotaGrant:
+        self.quota_entries.append(entry)
+        left = self.quota.get(entry.limit_id)
+        if left is None:
+            return QuotaGrant(entry.limit_id, entry.bucket, 0, 0, 1.0, exists=False)
+        left += entry.returned - entry.used
+        granted = max(0, min(left, max(entry.wanted, self.quota_slice))) if entry.wanted else 0
+        self.quota[entry.limit_id] = left - granted
+        return QuotaGrant(entry.limit_id, entry.bucket, granted, 1, 60.0)
 
     def _wake(self) -> None:
         for woken in self._streams:

@@ -6,6 +6,7 @@ A new topic has its repository in a file of its own, made of `repositories.Trans
 from control_plane.adapters.sql.access import SqlInjectors, SqlUses
 from control_plane.adapters.sql.chain import SqlAuditChain
 from control_plane.adapters.sql.issuers import SqlIssuers, SqlUsedAssertions
+from control_plane.adapters.sql.limits import SqlLimits
 from control_plane.adapters.sql.minted import SqlMintedValues
 from control_plane.adapters.sql.repositories import (
     SqlAllowRules,
@@ -44,6 +45,7 @@ class SqlRecords:
         self.used_assertions = SqlUsedAssertions(tx)
         self.injectors = SqlInjectors(tx)
         self.uses = SqlUses(tx)
+        self.limits = SqlLimits(tx)
         self.outbox = SqlOutbox(tx)
         self.audit = SqlAudit(tx)
         self.chain = SqlAuditChain(tx)

@@ -43,6 +43,7 @@ from control_plane.adapters.sql.tables import (
     CredentialVersionRow,
     GrantRow,
     KeyRow,
+    LimitRow,
     MetaRow,
     MintedRow,
     OutboxRow,
@@ -91,6 +92,7 @@ TENANTS, CLIENTS, CREDENTIALS = table_of(TenantRow), table_of(ClientRow), table_
 VERSIONS, GRANTS, RULES = table_of(CredentialVersionRow), table_of(GrantRow), table_of(AllowRuleRow)
 SESSIONS, TOKENS, KEYS = table_of(SessionRow), table_of(TokenRow), table_of(KeyRow)
 MINTED = table_of(MintedRow)
+LIMITS = table_of(LimitRow)
 OUTBOX, AUDIT, META = table_of(OutboxRow), table_of(AuditRow), table_of(MetaRow)
 
 
@@ -692,6 +694,7 @@ _TOKEN_FACTS = (
         *_prefixed(VERSIONS, CredentialVersion, "v_"),
         *_prefixed(ROTATIONS, Rotation, "r_"),
         exists(select(CLIENTS.c.id).where(CLIENTS.c.id == TOKENS.c.client)).label("client_registered"),
+        exists(select(LIMITS.c.id).where(LIMITS.c.tenant == TOKENS.c.tenant)).label("has_limits"),
     )
     .select_from(TOKENS)
     # What a row of another tenant says about a token does not count, whoever wrote the reference.
@@ -721,6 +724,7 @@ class SqlHotReads:
             credential=to_record(Credential, row, prefix="c_") if row["c_id"] is not None else None,
             version=to_record(CredentialVersion, row, prefix="v_") if row["v_version"] is not None else None,
             client_registered=bool(row["client_registered"]),
+            has_limits=bool(row["has_limits"]),
             rotation=to_record(Rotation, row, prefix="r_") if row["r_id"] is not None else None,
         )
 

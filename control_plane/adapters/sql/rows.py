@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from control_plane.contract.destination import destination_from_json, destination_to_json
 from control_plane.contract.placement import placement_from_json, placement_to_json
+from control_plane.contract.wire import Measure
 from control_plane.core.client_proofs import ClientProofs
 from control_plane.core.delegation import Party
 from control_plane.core.records import (
@@ -21,6 +22,7 @@ from control_plane.core.records import (
     ClientSource,
     CredentialVersion,
     KeyPurpose,
+    Limit,
     MintedValue,
     MintingState,
     OwnKey,
@@ -61,6 +63,7 @@ _ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
     (MintedValue, "state"): MintingState,
     (Token, "kind"): TokenKind,
     (OwnKey, "purpose"): KeyPurpose,
+    (Limit, "measure"): Measure,
     (Rotation, "phase"): RotationPhase,
     (Rotation, "probe_result"): ProbeResult,
 }

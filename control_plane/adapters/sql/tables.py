@@ -324,6 +324,34 @@ class AuditRow(Base):
     """The whole `AuditEvent` as JSON."""
 
 
+class LimitRow(Base):
+    """How much of what may be used in a window of time."""
+
+    __tablename__ = "limits"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    credential_id: Mapped[str | None] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), index=True)
+    subject: Mapped[str | None] = mapped_column(String(255))
+    each_subject: Mapped[bool] = mapped_column(Boolean)
+    measure: Mapped[str] = mapped_column(String(16))
+    amount: Mapped[int] = mapped_column(BigInteger)
+    window_seconds: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class LimitUsageRow(Base):
+    """What of a limit was given out in one window, to whatever proxies."""
+
+    __tablename__ = "limit_usage"
+    limit_id: Mapped[str] = mapped_column(ForeignKey("limits.id", ondelete="CASCADE"), primary_key=True)
+    bucket: Mapped[str] = mapped_column(String(32), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    tenant: Mapped[str] = mapped_column(String(64))
+    granted: Mapped[int] = mapped_column(BigInteger)
+    over_at: Mapped[float] = mapped_column(Float, index=True)
+    """When the window of that number ends."""
+
+
 class AuditUnchainedRow(Base):
     """An event that is in no batch of its chain yet. Filled by a trigger with every row of `audit_events`."""
 

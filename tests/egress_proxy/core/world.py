@@ -17,10 +17,11 @@ from control_plane.contract.grant import GrantScope
 from control_plane.contract.placeholder import GenuineToken, Shape, TokenKind, fingerprint, mint, parse
 from control_plane.contract.placement import BEARER, Placement
 from control_plane.contract.secret import Secret
-from control_plane.contract.wire import Binding, CallerFacts, Policy, Refused, Route
+from control_plane.contract.wire import Binding, BoundLimit, CallerFacts, Policy, Refused, Route
 from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Resolve, decide
 from egress_proxy.core.http1 import parse_request_head
 from egress_proxy.core.plan import Plan
+from egress_proxy.core.quota import Standing
 from egress_proxy.core.view import KnownCaller, Resolved
 
 NOW = 1_800_000_000.0
@@ -44,6 +45,7 @@ class World:
     callers: dict[str, KnownCaller | Refused] = field(default_factory=dict)
     policies: dict[Caller, Policy | Refused] = field(default_factory=dict)
     placeholders: dict[str, Resolved | Refused] = field(default_factory=dict)
+    quotas: dict[str, Standing] = field(default_factory=dict)
     count: int = 1
     revision: int = 0
 
@@ -55,6 +57,12 @@ class World:
 
     def placeholder(self, fingerprint: str, caller: Caller, endpoint: Endpoint) -> Resolved | Refused | None:
         return self.placeholders.get(fingerprint)
+
+    def quota(self, limit: BoundLimit) -> Standing:
+        return self.quotas.get(limit.id, Standing.UNKNOWN)
+
+    def quota_resets_in_seconds(self, limit: BoundLimit) -> float:
+        return 12.3
 
     def proxy_credential(
         self, caller: Caller, *, expires_at: float = NOW + 900, asked_at: float = NOW - 30
