@@ -28,6 +28,7 @@ class Place:
     def __init__(self, folder: Path, control_plane: ControlPlane, upstream: Upstream, ca: trustme.CA) -> None:
         self.folder = folder
         self.upstream = upstream
+        upstream.on("/v1", plain())
         self.workspace = Workspace(control_plane, f"acme-{secrets.token_hex(3)}")
         self.workspace.add_credential(destinations=[{"url": upstream.url, "allow_private": True}])
         self.workspace.grant()

@@ -26,6 +26,7 @@ def limit(measure: Measure = Measure.REQUESTS, *, amount: int = 100) -> BoundLim
 def limited(world: World, upstream: Upstream, bound: BoundLimit, *, left: int, slice_: int = 1) -> Ticket:
     world.control_plane.quota[bound.id] = left
     world.control_plane.quota_slice = slice_
+    upstream.on("/", plain())
     return world.ticket(upstream.url, limits=(bound,))
 
 
@@ -102,6 +103,7 @@ def test_an_idle_slice_is_given_back(world: World, upstream: Upstream) -> None:
 
 def test_a_limit_that_is_gone_holds_up_nobody(world: World, upstream: Upstream) -> None:
     ticket = world.ticket(upstream.url, limits=(limit(),))
+    upstream.on("/", plain())
 
     with world.tunnel(ticket, upstream.authority) as line:
         assert [asked(line, ticket, upstream)[0] for _ in range(3)] == [200] * 3
