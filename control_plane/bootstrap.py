@@ -26,6 +26,9 @@ from starlette.types import ASGIApp
 
 from control_plane import logs
 from control_plane.access import Access
+from control_plane.adapters.hooks.aws_iam import IamAccessKeyHook
+from control_plane.adapters.hooks.http import TYP as HOOK_TYP
+from control_plane.adapters.hooks.http import HttpHook
 from control_plane.adapters.jwks import FetchedKeys
 from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
@@ -73,13 +76,15 @@ from control_plane.limits import LimitKeeper, Quotas
 from control_plane.material import Material
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
-from control_plane.ports import Clock, CrossTenantReason, Entropy, Outbound, PlatformScope, Store, Wake
+from control_plane.ports import Clock, CrossTenantReason, Entropy, Outbound, PlatformScope, RotationHook, Store, Wake
 from control_plane.probing import Prober
 from control_plane.proof import Proofs
 from control_plane.registry import Registry
 from control_plane.resolution import Resolution
 from control_plane.rotation import ROUND_SECONDS as ROTATION_SECONDS
 from control_plane.rotation import RotationKeeper
+from control_plane.scheduling import ROUND_SECONDS as SCHEDULE_SECONDS
+from control_plane.scheduling import ScheduleKeeper
 from control_plane.sessions import Sessions
 from control_plane.sharing import Hints, shared
 from control_plane.trail import Actor, Trail
@@ -224,12 +229,18 @@ async def _assembled(
         Introspection(store, own_keys, trail, clock=clock, issuer=issuer),
     )
     key_keeper = KeyKeeper(store, own_keys, trail, clock=clock)
+    hooks: dict[str, RotationHook] = {
+        "http": HttpHook(outbound, sign=lambda claims: own_keys.sign(claims, typ=HOOK_TYP), issuer=issuer, clock=clock),
+        "aws_iam": IamAccessKeyHook(outbound),
+    }
+    schedules = ScheduleKeeper(store, custody, rotations, hooks, trail, clock=clock, entropy=entropy)
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,
         registry=registry,
         credentials=CredentialKeeper(store, versions, trail, clock=clock, entropy=entropy),
         rotations=rotations,
+        schedules=schedules,
         grants=GrantKeeper(store, trail, clock=clock, entropy=entropy),
         rules=AllowRuleKeeper(store, trail, clock=clock, entropy=entropy),
         placeholders=PlaceholderKeeper(store, issuance, sessions, trail, clock=clock),
@@ -274,6 +285,7 @@ async def _assembled(
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
         Chore("keys", ROUND_SECONDS, key_keeper.retire),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),
+        Chore("rotation schedules", SCHEDULE_SECONDS, schedules.tick),
     ]
     if settings.client_self_signed:
         admission = _admission(store, trust)

@@ -29,9 +29,11 @@ from control_plane.core.records import (
     MintedValue,
     MintingState,
     Rotation,
+    RotationSchedule,
     VersionState,
 )
 from control_plane.core.rotation import Lineage
+from control_plane.core.schedule import due_at
 from control_plane.custody import UnopenableError, open_secret
 from control_plane.faults import reach
 from control_plane.ports import Clock, Entropy, Records, Store, TakenError, TenantScope
@@ -84,6 +86,17 @@ class Described:
     """The latest one: under way, or how it ended."""
     minted: MintedValue | None = None
     """What its provider gave last, or why it gave nothing."""
+    schedule: RotationSchedule | None = None
+
+    @property
+    def active(self) -> CredentialVersion | None:
+        """The version in use."""
+        return next((version for version in self.versions if version.state is VersionState.ACTIVE), None)
+
+    @property
+    def due_at(self) -> float | None:
+        """When the version in use is too old. None: there is no schedule, or none in use."""
+        return due_at(self.schedule, self.active) if self.schedule is not None and self.active is not None else None
 
 
 class CredentialKeeper:
@@ -107,16 +120,16 @@ class CredentialKeeper:
             await self._versions.write(records, credential, FIRST, secret=secret)
             reach("credential.added")
             await self._published(records, "credential.add", credential, by)
-            return await self._described(records, credential)
+            return await describe(records, credential)
 
     async def list(self, tenant: TenantId) -> Sequence[Described]:
         async with self._store.read(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
-            return [await self._described(records, credential) for credential in await records.credentials.list()]
+            return [await describe(records, credential) for credential in await records.credentials.list()]
 
     async def get(self, tenant: TenantId, name: str) -> Described:
         async with self._store.read(TenantScope(tenant)) as records:
-            return await self._described(records, await named(records, name))
+            return await describe(records, await named(records, name))
 
     async def change(self, tenant: TenantId, name: str, change: CredentialChange, *, by: Actor) -> Described:
         """Raises `RefusedError`: not found, `secret_required`, `invalid_field`, `credential_unavailable`."""
@@ -139,7 +152,7 @@ class CredentialKeeper:
                 await records.tokens.revoke_of_credential(new.id, self._clock())
                 reach("credential.narrowed")
             await self._published(records, "credential.change", new, by, revoked=_reach(new) != _reach(old))
-            return await self._described(records, new)
+            return await describe(records, new)
 
     async def delete(self, tenant: TenantId, name: str, *, by: Actor) -> None:
         """Its envelopes, grants and placeholders go with it. Raises `RefusedError(credential_not_found)`."""
@@ -220,9 +233,6 @@ class CredentialKeeper:
         if row.asked_fence is not None or row.state is MintingState.CONSENT_LOST:
             raise RefusedError(MAY_BE_USED_UP)
 
-    async def _described(self, records: Records, credential: Credential) -> Described:
-        return await describe(records, credential)
-
     async def _published(
         self, records: Records, action: str, credential: Credential, by: Actor, *, revoked: bool = False
     ) -> None:
@@ -256,6 +266,7 @@ async def describe(records: Records, credential: Credential) -> Described:
         await records.versions.of(credential.id),
         await records.rotations.of(credential.id),
         await records.minted.get(credential.id, credential.current_version),
+        await records.rotations.schedule_of(credential.id),
     )
 
 

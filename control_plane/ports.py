@@ -31,6 +31,7 @@ from control_plane.core.records import (
     OwnKey,
     PublishedChange,
     Rotation,
+    RotationSchedule,
     Session,
     Tenant,
     TenantAllowRule,
@@ -160,6 +161,13 @@ class Rotations(Protocol):
         ...
 
     async def forget_replies(self, credential: CredentialId) -> None: ...
+    async def put_schedule(self, schedule: RotationSchedule) -> None:
+        """In the place of the credential's last one."""
+        ...
+
+    async def schedule_of(self, credential: CredentialId) -> RotationSchedule | None: ...
+    async def remove_schedule(self, credential: CredentialId) -> bool: ...
+    async def schedules_to_look_at(self, now: float, *, limit: int) -> Sequence[RotationSchedule]: ...
 
 
 class MintedValues(Protocol):
@@ -672,6 +680,45 @@ class ProbeCaller(Protocol):
 
     async def call(self, call: ProbeCall) -> ProbeReply:
         """Raises `ProbeUnansweredError`."""
+        ...
+
+
+class HookFailedError(Exception):
+    """A hook gave no new value, or did not put the old one away. Says why, without anything secret."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HookAsk:
+    """What a hook is asked about. Not shown: `current` is a secret."""
+
+    settings: Mapping[str, Any]
+    tenant: TenantId
+    credential: str
+    attempt: str
+    """The same for the same question, however often it has to be asked."""
+    current: Secret | None
+    """The value in use. None: it does not open, or there is none."""
+    state: Mapping[str, str]
+    """What `create` gave back, for `settle`."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Created:
+    """A new value. Not shown."""
+
+    secret: Secret
+    state: Mapping[str, str] = field(default_factory=dict)
+
+
+class RotationHook(Protocol):
+    """Makes new values of a secret where it comes from, and puts old ones away there."""
+
+    async def create(self, ask: HookAsk) -> Created:
+        """A new value, beside the one in use. Raises `HookFailedError`."""
+        ...
+
+    async def settle(self, ask: HookAsk, *, new_is_in_use: bool) -> None:
+        """The rotation is over, and what is not in use may go. Asked until it succeeds. Raises `HookFailedError`."""
         ...
 
 

@@ -11,7 +11,7 @@ The pure part, with its tables: `core.rotation`. What an operator sees of it: do
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -115,6 +115,9 @@ class NewRotation:
     """Go on also where the probe gets no answer."""
 
 
+Afterwards = Callable[[Records, Rotation], Awaitable[None]]
+
+
 class RotationKeeper:
     def __init__(
         self, store: Store, versions: Versions, prober: Prober, trail: Trail, *, clock: Clock, entropy: Entropy
@@ -128,17 +131,24 @@ class RotationKeeper:
 
     # --- what operators ask for --------------------------------------------------------------------------------------
 
-    async def start(self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor) -> Described:
-        """Raises `RefusedError`: not found, `invalid_field`, `rotation_in_progress`."""
-        described = await self._started(tenant, name, new, by=by)
-        rotation = described.rotation
+    async def start(
+        self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor, and_then: Afterwards | None = None
+    ) -> Described:
+        """`and_then` is carried out in the transaction that begins it.
+
+        Raises `RefusedError`: not found, `invalid_field`, `rotation_in_progress`.
+        """
+        started = await self._started(tenant, name, new, by=by, and_then=and_then)
+        rotation = started.rotation
         if rotation is None or rotation.phase is not RotationPhase.PROBING:
-            return described
+            return started
         await self._try(rotation)
         async with self._store.read(TenantScope(tenant)) as records:
             return await describe(records, await named(records, name))
 
-    async def _started(self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor) -> Described:
+    async def _started(
+        self, tenant: TenantId, name: str, new: NewRotation, *, by: Actor, and_then: Afterwards | None
+    ) -> Described:
         _check_plan(new)
         async with self._store.write(TenantScope(tenant)) as records:
             # (1) Nobody else changes it meanwhile, and nobody has since the operator looked.
@@ -161,7 +171,7 @@ class RotationKeeper:
             if new.probe is not None:
                 credential = await self._with_probe(records, credential, new.probe)
             if new.probes:
-                _require_probe(credential)
+                check_probe(credential)
             # (5) Its first step.
             assert new.secret is not None, "checked above"
             lineage = (await self._versions.lineage(records, credential)).with_pending()
@@ -170,6 +180,8 @@ class RotationKeeper:
             credential, rotation = await self._entered(
                 records, credential, rotation, first_step(rotation), lineage=lineage, secret=new.secret
             )
+            if and_then is not None:
+                await and_then(records, rotation)
             await self._published(records, credential, by=by, action="credential.rotate", rotation=rotation)
             reach("rotation.started")
             return await describe(records, credential)
@@ -470,7 +482,8 @@ def _check_plan(new: NewRotation) -> None:
             raise invalid_field(field, "a compromised secret is replaced at once: no probe, no canary, no overlap")
 
 
-def _require_probe(credential: Credential) -> None:
+def check_probe(credential: Credential) -> None:
+    """Raises `RefusedError(invalid_field)` where its secret cannot be tried."""
     probe = probe_of(credential)
     if credential.kind in WITHOUT_PROBE:
         raise invalid_field("probe", f"a secret of the kind {credential.kind} cannot be tried by one request")

@@ -45,6 +45,7 @@ from control_plane.placeholders import NewPlaceholder, PlaceholderKeeper
 from control_plane.ports import CrossTenantReason, PlatformScope, Scope, Store, TenantScope
 from control_plane.registry import ClientChange, NewClient, Registry, SecretChange
 from control_plane.rotation import RotationKeeper
+from control_plane.scheduling import ScheduleKeeper
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class AdminApi:
     registry: Registry
     credentials: CredentialKeeper
     rotations: RotationKeeper
+    schedules: ScheduleKeeper
     grants: GrantKeeper
     rules: AllowRuleKeeper
     placeholders: PlaceholderKeeper
@@ -95,7 +97,7 @@ class AdminApi:
             Action.CREDENTIAL_WRITE,
             status_code=204,
         )
-        RotationApi(self.rotations).add_to(routes)
+        RotationApi(self.rotations, self.schedules).add_to(routes)
         add("POST", "/tenants/{tenant}/grants", self.add_grant, Action.GRANT_WRITE, status_code=201)
         add("GET", "/tenants/{tenant}/grants", self.list_grants, Action.GRANT_READ)
         add("DELETE", "/tenants/{tenant}/grants/{grant}", self.delete_grant, Action.GRANT_WRITE, status_code=204)

@@ -56,15 +56,18 @@ from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRIN
 from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
 from control_plane.core.records import SUBJECT_ASSERT, Client, MintedValue, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
+from control_plane.core.urls import MAX_URL_LENGTH, InvalidUrlError, parse_outbound_url
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
 from control_plane.issuance import Issued, IssuedDirect, IssuedProxyCredential
 from control_plane.limits import NamedLimit
 from control_plane.placeholders import NamedToken
+from control_plane.scheduling import Scheduled
 
 MAX_ITEMS: Final = 64
 MAX_TTL_SECONDS: Final = 30 * 86_400
 MAX_STALE_SECONDS: Final = 86_400.0
+MAX_AGE_SECONDS: Final = 10 * 366 * 86_400
 MAX_WINDOW_SECONDS: Final = 31 * 86_400
 
 
@@ -121,6 +124,13 @@ def _path_prefix(value: str) -> str:
         raise PydanticCustomError("path_prefix", "{reason}", {"reason": str(error)}) from None
     assert is_plain_path(value)
     return value
+
+
+def _outbound_url(value: str) -> str:
+    try:
+        return parse_outbound_url(value).text
+    except InvalidUrlError as error:
+        raise PydanticCustomError("url", "{reason}", {"reason": str(error)}) from None
 
 
 SecretField = Annotated[
@@ -319,6 +329,43 @@ class RotationIn(_Incoming):
     canary_seconds: Seconds = 0.0
     overlap_seconds: Seconds = 0.0
     """How long the old version is kept, to go back to."""
+
+
+class HttpHookIn(_Incoming):
+    """An endpoint of the operator's, which is asked by a signed request (docs/rotation.md)."""
+
+    kind: Literal["http"]
+    url: Annotated[str, StringConstraints(max_length=MAX_URL_LENGTH), AfterValidator(_outbound_url)]
+
+    def to_settings(self) -> dict[str, str]:
+        return {"kind": self.kind, "url": self.url}
+
+
+class AwsIamHookIn(_Incoming):
+    """Access keys of the IAM user whose key the secret is: `{"access_key_id", "secret_access_key"}`."""
+
+    kind: Literal["aws_iam"]
+
+    def to_settings(self) -> dict[str, str]:
+        return {"kind": self.kind}
+
+
+HookIn = Annotated[HttpHookIn | AwsIamHookIn, Field(discriminator="kind")]
+
+
+class ScheduleIn(_Incoming):
+    """Without a hook: reminders alone. The options are those of the rotations that the hook's values go through."""
+
+    every_seconds: Annotated[float, Field(ge=60, le=MAX_AGE_SECONDS, allow_inf_nan=False)]
+    """How old a version may become."""
+    remind_seconds: Annotated[float, Field(ge=0, le=MAX_AGE_SECONDS, allow_inf_nan=False)] = 0.0
+    """So long before that, it is said."""
+    hook: HookIn | None = None
+    probe: bool = False
+    proceed_if_unknown: bool = False
+    canary_percent: Annotated[Whole, Field(ge=0, le=99)] = 0
+    canary_seconds: Seconds = 0.0
+    overlap_seconds: Seconds = 0.0
 
 
 class GrantIn(_Incoming):
@@ -520,6 +567,40 @@ class MintedOut(_Outgoing):
         )
 
 
+class ScheduleOut(_Outgoing):
+    every_seconds: float
+    remind_seconds: float
+    hook: dict[str, Any] | None
+    probe: bool
+    proceed_if_unknown: bool
+    canary_percent: int
+    canary_seconds: float
+    overlap_seconds: float
+    due_at: float | None
+    """When the version in use is too old; null where none is in use."""
+    suspended: str
+    """Why nothing is rotated by itself; empty where it is."""
+    last_failure: str
+    """Why the hook gave nothing when it was last asked."""
+
+    @classmethod
+    def of(cls, scheduled: Scheduled) -> "ScheduleOut":
+        schedule = scheduled.schedule
+        return cls(
+            every_seconds=schedule.every_seconds,
+            remind_seconds=schedule.remind_seconds,
+            hook=dict(schedule.hook) if schedule.hook is not None else None,
+            probe=schedule.probes,
+            proceed_if_unknown=schedule.proceeds_unproven,
+            canary_percent=schedule.canary_percent,
+            canary_seconds=schedule.canary_seconds,
+            overlap_seconds=schedule.overlap_seconds,
+            due_at=within_calendar(scheduled.due_at) if scheduled.due_at is not None else None,
+            suspended=scheduled.suspended,
+            last_failure=schedule.last_failure,
+        )
+
+
 class CredentialOut(_Outgoing):
     """Everything about a credential but its secret."""
 
@@ -540,6 +621,10 @@ class CredentialOut(_Outgoing):
     versions: list[VersionOut]
     rotation: RotationOut | None
     """The latest one: under way, or how it ended."""
+    rotated_at: float | None
+    """When the version in use was submitted; null where none is in use."""
+    rotation_due_at: float | None
+    """When that is too old by its schedule; null without one."""
     created_at: float
     updated_at: float
 
@@ -578,6 +663,8 @@ class CredentialOut(_Outgoing):
                 for version in described.versions
             ],
             rotation=RotationOut.of(described.rotation) if described.rotation is not None else None,
+            rotated_at=described.active.created_at if described.active is not None else None,
+            rotation_due_at=described.due_at,
             created_at=credential.created_at,
             updated_at=credential.updated_at,
         )

@@ -432,3 +432,34 @@ class Limit:
         """The number of the window that runs now, and in how many seconds it ends."""
         number = int(now // self.window_seconds)
         return number, (number + 1) * self.window_seconds - now
+
+
+@dataclass(frozen=True, slots=True)
+class RotationSchedule:
+    """How old a credential's secret may become, and what is done about it."""
+
+    credential_id: CredentialId
+    tenant: TenantId
+    every_seconds: float
+    remind_seconds: float
+    """So long before it is due it is said that it will be."""
+    hook: Mapping[str, Any] | None
+    """Who makes a new value (`{"kind": …}`). None: people do, and are reminded."""
+    probes: bool
+    proceeds_unproven: bool
+    canary_percent: int
+    canary_seconds: float
+    overlap_seconds: float
+    look_at: float
+    """When somebody has to look again."""
+    created_at: float
+    attempt: str | None = None
+    """Names what was asked of the hook and not yet answered: asked again, it is the same question."""
+    unsettled_rotation: str | None = None
+    """A rotation of the hook's that is not put away yet."""
+    hook_state: Mapping[str, str] = field(default_factory=dict)
+    """What the hook has to know to put it away; nothing secret."""
+    forgiven_rotation: str | None = None
+    """One that failed, after which an operator said to go on."""
+    last_failure: str = ""
+    """Why the hook gave nothing when it was last asked."""

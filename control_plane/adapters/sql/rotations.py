@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import ColumnElement, Table, and_, case, delete, distinct, func, or_, select
 
 from control_plane.adapters.sql.rows import to_columns, to_record, to_records
-from control_plane.adapters.sql.tables import RotationReplyRow, RotationRow
+from control_plane.adapters.sql.tables import RotationReplyRow, RotationRow, RotationScheduleRow
 from control_plane.contract.caller import CredentialId
-from control_plane.core.records import RUNNING_PHASES, Rotation
+from control_plane.core.records import RUNNING_PHASES, Rotation, RotationSchedule
 from control_plane.ports import ReplyCount
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 assert isinstance(RotationRow.__table__, Table)
 assert isinstance(RotationReplyRow.__table__, Table)
+assert isinstance(RotationScheduleRow.__table__, Table)
 ROTATIONS: Final[Table] = RotationRow.__table__
 REPLIES: Final[Table] = RotationReplyRow.__table__
+SCHEDULES: Final[Table] = RotationScheduleRow.__table__
 
 
 def is_running() -> ColumnElement[bool]:
@@ -93,3 +95,25 @@ class SqlRotations:
     async def forget_replies(self, credential: CredentialId) -> None:
         where = (REPLIES.c.credential_id == credential, self._tx.mine(REPLIES.c.tenant))
         await self._tx.change(delete(REPLIES).where(*where))
+
+    # --- schedules
+
+    async def put_schedule(self, schedule: RotationSchedule) -> None:
+        self._tx.require_mine(schedule.tenant)
+        columns = to_columns(schedule)
+        statement = self._tx.insert(SCHEDULES)
+        await self._tx.change(statement.on_conflict_do_update(index_elements=["credential_id"], set_=columns), columns)
+
+    async def schedule_of(self, credential: CredentialId) -> RotationSchedule | None:
+        where = (SCHEDULES.c.credential_id == credential, self._tx.mine(SCHEDULES.c.tenant))
+        row = await self._tx.row(select(SCHEDULES).where(*where))
+        return to_record(RotationSchedule, row) if row else None
+
+    async def remove_schedule(self, credential: CredentialId) -> bool:
+        where = (SCHEDULES.c.credential_id == credential, self._tx.mine(SCHEDULES.c.tenant))
+        return await self._tx.change(delete(SCHEDULES).where(*where)) > 0
+
+    async def schedules_to_look_at(self, now: float, *, limit: int) -> Sequence[RotationSchedule]:
+        where = (SCHEDULES.c.look_at <= now, self._tx.mine(SCHEDULES.c.tenant))
+        rows = await self._tx.rows(select(SCHEDULES).where(*where).order_by(SCHEDULES.c.look_at).limit(limit))
+        return to_records(RotationSchedule, rows)

@@ -75,6 +75,8 @@ _WRITE: Mapping[str, Reader] = {
     "destinations": lambda value: [destination_to_json(item) for item in value],
     "placements": lambda value: [placement_to_json(item) for item in value],
     "settings": dict,
+    "hook": lambda value: None if value is None else dict(value),
+    "hook_state": dict,
     "secret_source": lambda value: None if value is None else dict(value),
     "act": lambda value: [party.to_claim() for party in value],
     "may_act": lambda value: None if value is None else dict(value),

@@ -137,6 +137,29 @@ class RotationRow(Base):
     reason: Mapped[str] = mapped_column(String(255))
 
 
+class RotationScheduleRow(Base):
+    """How old a credential's secret may become, and what is done about it."""
+
+    __tablename__ = "rotation_schedules"
+    credential_id: Mapped[str] = mapped_column(ForeignKey("credentials.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    every_seconds: Mapped[float] = mapped_column(Float)
+    remind_seconds: Mapped[float] = mapped_column(Float)
+    hook: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    probes: Mapped[bool] = mapped_column(Boolean)
+    proceeds_unproven: Mapped[bool] = mapped_column(Boolean)
+    canary_percent: Mapped[int] = mapped_column(Integer)
+    canary_seconds: Mapped[float] = mapped_column(Float)
+    overlap_seconds: Mapped[float] = mapped_column(Float)
+    look_at: Mapped[float] = mapped_column(Float, index=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    attempt: Mapped[str | None] = mapped_column(String(64))
+    unsettled_rotation: Mapped[str | None] = mapped_column(String(64))
+    hook_state: Mapped[dict[str, Any]]
+    forgiven_rotation: Mapped[str | None] = mapped_column(String(64))
+    last_failure: Mapped[str] = mapped_column(String(255))
+
+
 class RotationReplyRow(Base):
     """How often an upstream answered a version, of one subject, in one span of time. Only while it is rotated."""
 

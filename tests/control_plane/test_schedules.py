@@ -1,0 +1,345 @@
+"""Schedules: who is told that a secret is old, when a hook is asked for a new one, and what is never tried again."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+import trustme
+
+from control_plane.adapters.hooks.http import TYP, HttpHook
+from control_plane.adapters.outbound import Exceptions, HttpOutbound
+from control_plane.adapters.sql.engine import Database
+from control_plane.contract.refusal import RefusalCode, RefusedError
+from control_plane.contract.secret import Secret
+from control_plane.core.probe import Probe
+from control_plane.core.schedule import LEASE_SECONDS, LOOK_AGAIN_SECONDS, REMIND_AGAIN_SECONDS, RETRY_SECONDS
+from control_plane.own_keys import OwnKeyring
+from control_plane.ports import Created, HookAsk, HookFailedError, ProbeReply
+from control_plane.scheduling import NewSchedule, ScheduleKeeper
+from control_plane.trail import Trail
+from tests.control_plane.rotating import ACME, NAME, NEW, NEWER, OLD, OPERATOR, Replica
+from tests.control_plane.test_store import database  # noqa: F401 (a fixture)
+from tests.support.upstream import Request, Upstream, Wire, message
+
+DAY = 86_400.0
+EVERY = NewSchedule(
+    every_seconds=90 * DAY,
+    remind_seconds=7 * DAY,
+    hook=None,
+    probes=False,
+    proceeds_unproven=False,
+    canary_percent=0,
+    canary_seconds=0.0,
+    overlap_seconds=0.0,
+)
+BY_HOOK = replace(EVERY, hook={"kind": "test"}, overlap_seconds=3600.0)
+
+
+class Maker:
+    """A hook that makes `NEW`, or does not (`ports.RotationHook`)."""
+
+    def __init__(self) -> None:
+        self.secrets = [NEW, NEWER]
+        self.fails = False
+        self.asked: list[str] = []
+        self.settled: list[tuple[bool, dict[str, str]]] = []
+
+    async def create(self, ask: HookAsk) -> Created:
+        self.asked.append(ask.attempt)
+        if self.fails:
+            raise HookFailedError("the provider is away")
+        return Created(Secret(self.secrets.pop(0)), state={"old": "key-1", "new": "key-2"})
+
+    async def settle(self, ask: HookAsk, *, new_is_in_use: bool) -> None:
+        if self.fails:
+            raise HookFailedError("the provider is away")
+        self.settled.append((new_is_in_use, dict(ask.state)))
+
+
+@pytest.fixture
+async def replica(database: Database) -> Replica:  # noqa: F811
+    made = Replica(database)
+    await made.add_credential()
+    return made
+
+
+@pytest.fixture
+def maker() -> Maker:
+    return Maker()
+
+
+@pytest.fixture
+def schedules(replica: Replica, maker: Maker) -> ScheduleKeeper:
+    return keeper(replica, maker)
+
+
+def keeper(replica: Replica, maker: Any) -> ScheduleKeeper:
+    trail = Trail(replica.clock, os.urandom)
+    hooks = {"test": maker}
+    return ScheduleKeeper(
+        replica.store, replica.custody, replica.rotations, hooks, trail, clock=replica.clock, entropy=os.urandom
+    )
+
+
+async def at(replica: Replica, schedules: ScheduleKeeper, seconds: float) -> list[str]:
+    """What happens by itself, so much later: the trail's new actions."""
+    before = len(await replica.actions())
+    replica.clock.now += seconds
+    await replica.rotations.tick()
+    await schedules.tick()
+    return (await replica.actions())[before:]
+
+
+async def test_people_are_reminded_before_a_secret_is_due_and_every_day_after(
+    replica: Replica, schedules: ScheduleKeeper
+) -> None:
+    await schedules.put(ACME, NAME, EVERY, by=OPERATOR)
+
+    seen = [
+        await at(replica, schedules, seconds)
+        for seconds in (0.0, 82 * DAY, DAY, REMIND_AGAIN_SECONDS - 1, 1, 6 * DAY, DAY)
+    ]
+
+    due = ["rotation.due"]
+    assert seen == [[], [], due, [], due, due, due]
+    described = await replica.credentials.get(ACME, NAME)
+    assert described.due_at == described.credential.created_at + 90 * DAY
+    assert "is 91 days old, due for 1 days" in await replica.trail()
+
+
+async def test_a_rotation_by_hand_puts_the_reminders_off(replica: Replica, schedules: ScheduleKeeper) -> None:
+    await schedules.put(ACME, NAME, EVERY, by=OPERATOR)
+    await at(replica, schedules, 84 * DAY)
+    await replica.rotate()
+
+    assert await at(replica, schedules, DAY) == []
+    assert await at(replica, schedules, 81 * DAY) == []
+    assert await at(replica, schedules, DAY) == ["rotation.due"]
+
+
+async def test_a_hook_makes_the_new_value_and_puts_the_old_one_away(
+    replica: Replica, schedules: ScheduleKeeper, maker: Maker
+) -> None:
+    await schedules.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+    await at(replica, schedules, 0.0)
+    await at(replica, schedules, 84 * DAY)
+
+    begun = await at(replica, schedules, 6 * DAY)
+    during = await replica.states()
+    waiting = await at(replica, schedules, LEASE_SECONDS)
+    await at(replica, schedules, 3600.0)
+
+    assert (begun, during, waiting) == (["credential.rotate"], ["retiring", "active"], [])
+    assert maker.settled == [(True, {"old": "key-1", "new": "key-2"})]
+    assert await replica.states() == ["retired", "active"]
+    assert (await replica.rotation()).started_by == "schedule"
+    assert len(maker.asked) == 1
+
+
+@pytest.mark.guards(
+    "control_plane/core/schedule.py", "schedule.hook is not None and not why_suspended(schedule, rotation)", "True"
+)
+async def test_what_was_rolled_back_is_never_tried_again_by_itself(
+    replica: Replica, schedules: ScheduleKeeper, maker: Maker
+) -> None:
+    await schedules.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+    await at(replica, schedules, 90 * DAY)
+    for subject in ("alice", "bob", "carol"):
+        await replica.report(subject, version=2, s401=5)
+    rolled_back = (await replica.rotation()).phase.value
+
+    later = [await at(replica, schedules, DAY) for _ in range(5)]
+
+    assert rolled_back == "rolled_back"
+    assert maker.asked == maker.asked[:1]
+    assert maker.settled == [(False, {"old": "key-1", "new": "key-2"})], "the hook puts the new value away"
+    assert {action for actions in later for action in actions} == {"rotation.settle", "rotation.due"}
+    assert "rolled_back" in (await schedules.get(ACME, NAME)).suspended
+    assert await replica.states() == ["active", "retired"]
+
+
+async def test_an_operator_lets_it_go_on_with_another_value(
+    replica: Replica, schedules: ScheduleKeeper, maker: Maker
+) -> None:
+    await schedules.put(ACME, NAME, replace(BY_HOOK, probes=False), by=OPERATOR)
+    await at(replica, schedules, 90 * DAY)
+    await replica.rotations.roll_back(ACME, NAME, by=OPERATOR)
+    await at(replica, schedules, LEASE_SECONDS)
+    await at(replica, schedules, LOOK_AGAIN_SECONDS)
+
+    await schedules.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+    await at(replica, schedules, 1.0)
+
+    assert await replica.states() == ["retiring", "retired", "active"]
+    assert len(set(maker.asked)) == 2
+
+
+async def test_a_version_that_its_upstream_rejects_does_not_go_live_by_schedule_either(
+    replica: Replica, schedules: ScheduleKeeper, maker: Maker
+) -> None:
+    await replica.rotate(OLD, probes=True, probe=Probe("GET", "/v1/me"))
+    replica.upstream.answer = ProbeReply(401, "")
+    await schedules.put(ACME, NAME, replace(BY_HOOK, probes=True), by=OPERATOR)
+
+    await at(replica, schedules, 90 * DAY)
+    await at(replica, schedules, DAY)
+    await at(replica, schedules, DAY)
+
+    assert await replica.states() == ["retired", "active", "retired"]
+    assert len(maker.asked) == 1
+    assert maker.settled == [(False, {"old": "key-1", "new": "key-2"})]
+
+
+async def test_a_hook_that_fails_is_asked_the_same_again_later(
+    replica: Replica, schedules: ScheduleKeeper, maker: Maker
+) -> None:
+    maker.fails = True
+    await schedules.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+
+    first = await at(replica, schedules, 90 * DAY)
+    too_soon = await at(replica, schedules, RETRY_SECONDS - 1)
+    told = (await schedules.get(ACME, NAME)).schedule.last_failure
+    maker.fails = False
+    second = await at(replica, schedules, 1.0)
+
+    assert (first, too_soon, second) == (["rotation.hook_failed"], [], ["credential.rotate"])
+    assert told == "the provider is away"
+    assert len(maker.asked) == 2
+    assert len(set(maker.asked)) == 1
+
+
+async def test_a_replica_that_dies_after_the_hook_answered_asks_the_same_again(
+    replica: Replica, schedules: ScheduleKeeper, maker: Maker
+) -> None:
+    class Dies(Maker):
+        async def create(self, ask: HookAsk) -> Created:
+            await maker.create(ask)
+            raise SystemExit
+
+    maker.secrets = [NEW, NEW]
+    await schedules.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+    replica.clock.now += 90 * DAY
+    with pytest.raises(SystemExit):
+        await keeper(replica, Dies()).tick()
+
+    at_once = await at(replica, schedules, 0.0)
+    later = await at(replica, schedules, LEASE_SECONDS)
+
+    assert (at_once, later) == ([], ["credential.rotate"])
+    assert len(set(maker.asked)) == 1
+    assert len(maker.asked) == 2
+
+
+async def test_a_schedule_is_looked_up_and_taken_away(replica: Replica, schedules: ScheduleKeeper) -> None:
+    await schedules.put(ACME, NAME, EVERY, by=OPERATOR)
+    await schedules.remove(ACME, NAME, by=OPERATOR)
+
+    assert await at(replica, schedules, 200 * DAY) == []
+    for gone in (schedules.get(ACME, NAME), schedules.remove(ACME, NAME, by=OPERATOR)):
+        with pytest.raises(RefusedError) as raised:
+            await gone
+        assert raised.value.refusal.code is RefusalCode.NOT_FOUND
+
+
+# --- the hook of the operator's own ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def endpoint(ca: trustme.CA) -> Iterator[Upstream]:
+    with Upstream(ca) as running:
+        yield running
+
+
+@pytest.fixture
+def http_hook(replica: Replica, ca: trustme.CA, endpoint: Upstream, tmp_path: Path) -> HttpHook:
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    allowed = Exceptions(frozenset({("localhost", endpoint.port)}))
+    keys = OwnKeyring(replica.store, replica.custody, clock=replica.clock, entropy=os.urandom)
+    return HttpHook(
+        HttpOutbound(ca_files=[tmp_path / "ca.pem"], exceptions=allowed),
+        sign=lambda claims: keys.sign(claims, typ=TYP),
+        issuer="https://control.test",
+        clock=replica.clock,
+    )
+
+
+def answering(status: str, body: bytes) -> Callable[[Request, Wire], Any]:
+    async def behave(request: Request, wire: Wire) -> None:
+        await wire.write(message(body, status=status))
+
+    return behave
+
+
+def asked(endpoint: Upstream) -> HookAsk:
+    url = f"https://localhost:{endpoint.port}/hook"
+    return HookAsk({"kind": "http", "url": url}, ACME, NAME, "att_1", Secret(OLD), {})
+
+
+async def test_the_endpoint_can_tell_that_it_is_us_who_asks(
+    replica: Replica, http_hook: HttpHook, endpoint: Upstream
+) -> None:
+    endpoint.on("/hook", answering("200 OK", json.dumps({"secret": NEW}).encode()))
+    keys = OwnKeyring(replica.store, replica.custody, clock=replica.clock, entropy=os.urandom)
+
+    created = await http_hook.create(asked(endpoint))
+
+    assert created.secret.reveal() == NEW
+    [request] = endpoint.requests
+    token = request.header("authorization").removeprefix("Bearer ")
+    public = (await keys.rings()).signing[0].private.public_key()
+    claims = jwt.decode(
+        token,
+        public,
+        algorithms=["EdDSA"],
+        audience=asked(endpoint).settings["url"],
+        issuer="https://control.test",
+        options={"verify_exp": False, "verify_iat": False},
+    )
+    assert jwt.get_unverified_header(token)["typ"] == "coatcheck-hook+jwt"
+    assert claims["jti"] == "att_1"
+    assert json.loads(request.body) == {
+        "event": "create",
+        "tenant": ACME,
+        "credential": NAME,
+        "attempt": "att_1",
+    }
+    assert OLD.encode() not in endpoint.received()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        ("500 Oops", b'{"secret": "x"}'),
+        ("302 Found", b'{"secret": "x"}'),
+        ("200 OK", b""),
+        ("200 OK", b"[]"),
+        ("200 OK", b'{"secret": 7}'),
+        ("200 OK", b'{"secret": ""}'),
+        ("200 OK", b'{"secret": "a\\u0000b"}'),
+        ("200 OK", b"[" * 100_000),
+    ],
+)
+async def test_what_is_no_new_value_fails_without_repeating_it(
+    http_hook: HttpHook, endpoint: Upstream, status: str, body: bytes
+) -> None:
+    endpoint.on("/hook", answering(status, body))
+
+    with pytest.raises(HookFailedError) as raised:
+        await http_hook.create(asked(endpoint))
+
+    assert str(raised.value) in {
+        "the hook answered 500",
+        "the hook could not be asked (redirect)",
+        'the hook did not answer {"secret": "…"}',
+        "what the hook answered cannot be a secret",
+    }
