@@ -377,7 +377,8 @@ class Exchange:
         if known is not None and not self.closes_client:
             rendered = known.rendered
         else:
-            unscrubbed = render_response(head, framing=to_client, close=self.closes_client)
+            route = self.plan.forward.route
+            unscrubbed = render_response(head, framing=to_client, close=self.closes_client, route=route)
             rendered = self._scrubbed_head(unscrubbed)
             if rendered == unscrubbed and not self.closes_client and len(raw) <= MAX_REMEMBERED_REPLY_BYTES:
                 self.plan.reply = RepeatedReply(raw, head, rendered)

@@ -60,6 +60,7 @@ from egress_proxy.core.quota import Standing
 from egress_proxy.core.substitution import (
     REFERRERS,
     FoundMark,
+    RouteBase,
     Swap,
     find_marks,
     known_characters,
@@ -166,8 +167,8 @@ class Forward:
     """What to render: the head without the proxy's own path credential and referrers."""
     swaps: tuple[Swap, ...]
     bindings: tuple[Binding, ...]
-    route: str | None
-    """The reverse route's name."""
+    route: RouteBase | None
+    """The reverse route, for what the reply says about where things are."""
     until: float
     """Unix seconds: when the first of what this rests on ends."""
     limits: tuple[BoundLimit, ...] = ()
@@ -253,6 +254,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
     facts = _Facts()
     try:
         # (1) The path credential of reverse mode is taken off before anything looks at the target.
+        asked = head.target
         target, path_credential = _split_path_credential(head, connection, view)
         if connection.mode is Mode.REVERSE:
             head = _without_traces_of_the_proxy(head, target)
@@ -267,11 +269,12 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
 
         # (4) What this caller may reach.
         policy = _policy(caller, view)
-        route: Route | None = None
+        route: RouteBase | None = None
         origin_target = _origin_form(head.target, connection)
         if endpoint is None:
-            route, origin_target = _reverse_route(head.target, policy)
-            facts.endpoint = endpoint = route.destinations[0].endpoint
+            chosen, origin_target = _reverse_route(head.target, policy)
+            facts.endpoint = endpoint = chosen.destinations[0].endpoint
+            route = RouteBase(endpoint, asked.partition(b"?")[0].removesuffix(origin_target.partition(b"?")[0]))
         raw_path = origin_target.partition(b"?")[0].decode("latin-1")
         facts.target = origin_target
 
@@ -285,7 +288,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
                 _refuse_foreign_keys(head, origin_target, policy, endpoint)
             scopes = [scope for route_ in policy.routes for scope in route_.scopes]
             until = _first_end(known.expires_at, scopes)
-            return Forward(caller, proof, endpoint, handling, origin_target, head, (), (), _name(route), until)
+            return Forward(caller, proof, endpoint, handling, origin_target, head, (), (), route, until)
 
         # (6) Each placeholder: genuine, this caller's, alive, for this destination, in its own placement.
         swaps: list[Swap] = []
@@ -336,7 +339,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             head,
             tuple(swaps),
             tuple(bindings),
-            _name(route),
+            route,
             until,
             limits,
         )
@@ -863,7 +866,3 @@ def _refuse_destination(endpoint: Endpoint) -> NoReturn:
         f"{place} has no credential granted to this caller, and no rule allows it.",
         f"To allow it without a credential: coatcheck allow add {place}",
     )
-
-
-def _name(route: Route | None) -> str | None:
-    return route.credential_name if route else None

@@ -34,7 +34,8 @@ _JUDGED_IN_REQUESTS = HOP_BY_HOP | frozenset(
     b"host content-length transfer-encoding expect accept-encoding range if-range referer origin".split()
 )
 _JUDGED_IN_REPLIES = HOP_BY_HOP | frozenset(
-    b"content-length transfer-encoding content-encoding alt-svc strict-transport-security".split()
+    b"content-length transfer-encoding content-encoding alt-svc strict-transport-security location "
+    b"content-location www-authenticate".split()
 )
 _OWN_PREFIX = OWN_HEADER_PREFIX.encode()
 _SUBJECT = SUBJECT_HEADER.lower().encode()

@@ -5,12 +5,19 @@ any case or encoding, refuses the request. Hop-by-hop fields go first, the secre
 """
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
-from control_plane.contract.destination import Endpoint, authority
+from control_plane.contract.destination import (
+    DEFAULT_PORTS,
+    Endpoint,
+    InvalidDestinationError,
+    authority,
+    split_authority,
+)
 from control_plane.contract.placeholder import GenuineToken
 from control_plane.contract.placement import (
     BasicPlacement,
@@ -235,10 +242,42 @@ _NOT_PASSED_BACK: Final = HOP_BY_HOP | {b"transfer-encoding", b"alt-svc", b"stri
 """The last two would lead the client past the proxy, or bind the proxy's own name."""
 
 
-def render_response(head: ResponseHead, *, framing: Framing, close: bool) -> bytes:
+_SAME_PLACE: Final = frozenset((b"location", b"content-location"))
+# RFC 9110 §11.6.1: challenges, separated by commas. These two schemes prove who somebody is once for a connection (RFC
+# 4559 §6), and a connection of the pool serves many.
+_CONNECTION_CHALLENGE = re.compile(rb"(?:^|,)[ \t]*(?:negotiate|ntlm)(?:[ \t]+[A-Za-z0-9+/=._~-]+)?[ \t]*(?=,|$)", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteBase:
+    """Where a reverse route leads, and what of the client's target led there: its own `/<credential name>`."""
+
+    endpoint: Endpoint
+    base: bytes
+
+    def rewritten(self, location: bytes) -> bytes:
+        """A URL of the route's own origin, as the client can follow it; every other one as it is."""
+        scheme = f"{self.endpoint.scheme}:".encode()
+        rest = location[len(scheme) :] if location[: len(scheme)].lower() == scheme else location
+        if not rest.startswith(b"//"):
+            is_path = rest is location and location.startswith(b"/")
+            return self.base + location if is_path else location
+        place, _, path = rest[2:].partition(b"/")
+        try:
+            found = split_authority(place.decode("ascii"), default_port=DEFAULT_PORTS[self.endpoint.scheme])
+        except (InvalidDestinationError, UnicodeDecodeError):
+            return location
+        return self.base + b"/" + path if found == (self.endpoint.host, self.endpoint.port) else location
+
+
+def render_response(head: ResponseHead, *, framing: Framing, close: bool, route: RouteBase | None = None) -> bytes:
     """The reply's head as the client gets it, still to be scrubbed. `framing` is how its body goes to the client."""
     lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
-    lines += [field.line for field in head.fields if not (field.special and _is_not_passed_back(field))]
+    for field in head.fields:
+        if not field.special:
+            lines.append(field.line)
+        elif not _is_not_passed_back(field):
+            lines.extend(_passed_back(field, route))
     if head.status < 200 or head.status == 204:  # RFC 9110 §8.6: such a reply states no length
         lines[1:] = [line for line in lines[1:] if line[:15].lower() != b"content-length:"]
     if head.removed:
@@ -251,6 +290,19 @@ def render_response(head: ResponseHead, *, framing: Framing, close: bool) -> byt
         lines.append(b"Connection: close")
     lines.append(b"\r\n")
     return b"\r\n".join(lines)
+
+
+def _passed_back(field: Field, route: RouteBase | None) -> Iterator[bytes]:
+    name, value = field.line.partition(b":")[0], field.value
+    if field.name == b"www-authenticate":
+        kept = _CONNECTION_CHALLENGE.sub(b"", value).lstrip(b", \t")
+        if kept:
+            yield field.line if kept == value else name + b": " + kept
+    elif route is not None and field.name in _SAME_PLACE:
+        followed = route.rewritten(value)
+        yield field.line if followed == value else name + b": " + followed
+    else:
+        yield field.line
 
 
 def _is_not_passed_back(field: Field) -> bool:

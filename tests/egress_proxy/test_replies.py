@@ -435,3 +435,31 @@ def test_a_reply_head_with_the_secret_is_scrubbed_every_time(world: World, upstr
     assert ticket.secret.encode() not in line.received
     blocked = ("leak_blocked", ticket.caller.tenant)
     world.control_plane.wait_for(lambda plane: [(e.action, e.tenant) for e in plane.audited].count(blocked) == 3)
+
+
+# --- where things are -------------------------------------------------------------------------------------------------
+
+
+def test_in_reverse_mode_a_location_of_the_same_origin_is_one_that_the_client_can_follow(
+    world: World, upstream: Upstream
+) -> None:
+    ticket = world.ticket(upstream.url)
+    upstream.on("/old", sends(message(status="302 Found", headers=[("Location", f"{upstream.url}/new?a=b")])))
+    upstream.on("/new", plain(b"here"))
+
+    with world.reverse() as line:
+        moved = line.ask(get(reverse_path(ticket, "/old"), headers={"Authorization": ticket.bearer}))
+        followed = line.ask(get(str(moved.header("location")), headers={"Authorization": ticket.bearer}))
+
+    assert moved.header("location") == reverse_path(ticket, "/new?a=b")
+    assert (followed.status, followed.body) == (200, b"here")
+
+
+def test_in_forward_mode_a_location_is_passed_on_as_it_is(world: World, upstream: Upstream) -> None:
+    ticket = world.ticket(upstream.url)
+    upstream.default = sends(message(status="302 Found", headers=[("Location", f"{upstream.url}/new")]))
+
+    with world.tunnel(ticket, upstream.authority) as line:
+        moved = line.ask(get("/old", host=upstream.authority, headers={"Authorization": ticket.bearer}))
+
+    assert moved.header("location") == f"{upstream.url}/new"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from control_plane.contract.destination import AllowRule
+from control_plane.contract.destination import AllowRule, Endpoint
 from control_plane.contract.placement import HeaderPlacement
 from egress_proxy.core.http1 import Framing, parse_response_head
-from egress_proxy.core.substitution import render_response
+from egress_proxy.core.substitution import RouteBase, render_response
 from tests.egress_proxy.core.world import ALICE, SECRET, World, ask, head_of, sent, tunnel_to
 
 SUBSTITUTION = "egress_proxy/core/substitution.py"
@@ -121,3 +121,58 @@ def test_a_replys_own_fields_and_detours_are_not_passed_back() -> None:
         b"HTTP/1.1 200 Fine\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2; Expires=Wed, 01 Jan 2031\r\n"
         b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     )
+
+
+# --- where things are, and who may say so -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("location", "followed"),
+    [
+        (b"https://api.test/v1/x?y=1", b"/~pc/api/v1/x?y=1"),
+        (b"https://api.test", b"/~pc/api/"),
+        (b"HTTPS://API.test:443/v1", b"/~pc/api/v1"),
+        (b"//api.test/v1", b"/~pc/api/v1"),
+        (b"/v1/x", b"/~pc/api/v1/x"),
+        (b"v1/x", b"v1/x"),
+        (b"?page=2", b"?page=2"),
+        (b"http://api.test/v1", b"http://api.test/v1"),
+        (b"https://api.test:8443/v1", b"https://api.test:8443/v1"),
+        (b"https://evil.test/v1", b"https://evil.test/v1"),
+        (b"https://user@api.test/v1", b"https://user@api.test/v1"),
+        (b"https:/v1", b"https:/v1"),
+        (b"//", b"//"),
+        (b"", b""),
+        (b"https://\xff/", b"https://\xff/"),
+    ],
+)
+def test_a_location_of_the_routes_own_origin_stays_on_the_route(location: bytes, followed: bytes) -> None:
+    route = RouteBase(Endpoint("https", "api.test", 443), b"/~pc/api")
+
+    assert route.rewritten(location) == followed
+
+
+@pytest.mark.parametrize(
+    ("challenges", "passed"),
+    [
+        (b"Negotiate", None),
+        (b"negotiate YII=", None),
+        (b"NTLM", None),
+        (b"NTLM, Negotiate", None),
+        (b'Basic realm="x"', b'Basic realm="x"'),
+        (b'Negotiate, Basic realm="x"', b'Basic realm="x"'),
+        (b'Basic realm="negotiate me", NTLM TlRM=', b'Basic realm="negotiate me"'),
+        (b'Bearer realm="a", error="b"', b'Bearer realm="a", error="b"'),
+    ],
+)
+@pytest.mark.guards("egress_proxy/core/substitution.py", 'kept = _CONNECTION_CHALLENGE.sub(b"", value)', "kept = value")
+def test_a_challenge_that_would_bind_the_connection_is_not_passed_on(challenges: bytes, passed: bytes | None) -> None:
+    raw = b"HTTP/1.1 401 No\r\nWWW-Authenticate: " + challenges + b"\r\nContent-Length: 0\r\n\r\n"
+    head = parse_response_head(raw, request_method="GET")
+
+    rendered = render_response(head, framing=Framing.LENGTH, close=False)
+
+    if passed is None:
+        assert b"WWW-Authenticate" not in rendered
+    else:
+        assert b"\r\nWWW-Authenticate: " + passed + b"\r\n" in rendered
