@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from coatcheck import allow, audit, ca, credential, grant, injector, key, limit, placeholder, serve
+from coatcheck import access, allow, audit, ca, credential, grant, injector, key, limit, placeholder, serve
 from coatcheck.doctor import doctor
 from coatcheck.exchange import exchange
 from coatcheck.explain import why
@@ -67,6 +67,7 @@ app.add_typer(limit.app, name="limit", rich_help_panel=_CREDENTIALS)
 app.command("exchange", rich_help_panel=_CREDENTIALS)(exchange)
 app.command("why", rich_help_panel=_LOOKING)(why)
 app.add_typer(audit.app, name="audit", rich_help_panel=_LOOKING)
+app.add_typer(access.app, name="access", rich_help_panel=_LOOKING)
 app.command("doctor", rich_help_panel=_LOOKING)(doctor)
 app.command("up", rich_help_panel=_STACK)(up)
 app.command("down", rich_help_panel=_STACK)(down)

@@ -146,6 +146,16 @@ class ControlPlane:
     def revoke_placeholder(self, placeholder_id: str) -> None:
         self._ask("DELETE", f"{self._tenant}/placeholders/{_segment(placeholder_id)}")
 
+    # --- who can use what -------------------------------------------------------------------------------------------
+
+    def access(self, subject: str | None) -> list[Json]:
+        query = {"tenant": self._tenant_name} | ({"subject": subject} if subject is not None else {})
+        return self._items("/v1/access", **query)
+
+    def check_access(self, fields: Mapping[str, Any]) -> Json:
+        body = {"tenant": self._tenant_name, **fields}
+        return self._ask("POST", "/v1/access/check", body, expected=("allowed", "steps"))
+
     # --- the platform's own keys, and proxies -----------------------------------------------------------------------
 
     def keys(self) -> list[Json]:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from control_plane import logs
 from control_plane.access import Access
+from control_plane.access_review import AccessReview
 from control_plane.adapters.hooks.aws_iam import IamAccessKeyHook
 from control_plane.adapters.hooks.http import TYP as HOOK_TYP
 from control_plane.adapters.hooks.http import HttpHook
@@ -37,6 +38,7 @@ from control_plane.adapters.providers.table import providers
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.adapters.tls import ClientTrust
+from control_plane.api.access import AccessApi
 from control_plane.api.admin import AdminApi
 from control_plane.api.app import build_app
 from control_plane.api.audit import AuditApi
@@ -268,6 +270,7 @@ async def _assembled(
         WellKnownApi(own_keys, store, issuer).router(),
         admin.router(),
         PlatformApi(access, key_keeper, injectors).router(),
+        AccessApi(access, AccessReview(store, issuance, clock=clock), registry).router(),
         IssuersApi(access, issuers).router(),
         LimitsApi(access, LimitKeeper(store, trail, clock=clock, entropy=entropy)).router(),
         audit.router(),

@@ -28,6 +28,7 @@ from control_plane.core.records import (
     KeyPurpose,
     Limit,
     MintedValue,
+    NewUse,
     OwnKey,
     PublishedChange,
     Rotation,
@@ -289,7 +290,7 @@ class Injectors(Protocol):
 
 
 class Uses(Protocol):
-    async def note(self, uses: Sequence["NewUse"]) -> None:
+    async def note(self, uses: Sequence[NewUse]) -> None:
         """Adds requests to what was used before. A credential that is gone has no uses."""
         ...
 
@@ -428,19 +429,6 @@ class AuditChain(Protocol):
     async def forget(self, heads: Sequence[Head], anchor: Anchor) -> int:
         """Removes these, the first that their chain has, with their events; how many events."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class NewUse:
-    """Requests that a proxy reports: by names, as its audit events have them."""
-
-    tenant: TenantId
-    subject: SubjectId
-    client: ClientId
-    credential: str
-    host: str
-    at: float
-    requests: int
 
 
 @dataclass(frozen=True, slots=True)

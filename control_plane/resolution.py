@@ -110,23 +110,7 @@ class Resolution:
         client = await records.clients.get(caller.client)
         if client is None or not client.serves(caller.tenant):
             return _unauthenticated(RefusalCode.TOKEN_INVALID)
-        granted = await records.hot.granted(
-            subject=caller.subject,
-            roles=session.roles if session else (),
-            client=caller.client,
-            tenant=caller.tenant,
-        )
-        rules = await records.rules.for_session(caller.session)
-        now = self._clock()
-        return Policy(
-            caller=caller,
-            routes=tuple(
-                _route(credential, tuple(grant.scope for grant in live(grants, now)))
-                for credential, grants in granted
-                if live(grants, now)
-            ),
-            allow=tuple(rule.rule for rule in rules if rule.tenant == caller.tenant),
-        )
+        return await policy_for(records, caller, session.roles if session else (), self._clock())
 
     async def _policy_of_probe(self, records: Records, caller: Caller) -> Answer:
         """One route, to try one pending version with one request."""
@@ -235,6 +219,21 @@ class Resolution:
             ],
             self._clock(),
         )
+
+
+async def policy_for(records: Records, caller: Caller, roles: tuple[str, ...], now: float) -> Policy:
+    """Everything that this caller may reach now, in these roles."""
+    granted = await records.hot.granted(subject=caller.subject, roles=roles, client=caller.client, tenant=caller.tenant)
+    rules = await records.rules.for_session(caller.session)
+    return Policy(
+        caller=caller,
+        routes=tuple(
+            _route(credential, tuple(grant.scope for grant in live(grants, now)))
+            for credential, grants in granted
+            if live(grants, now)
+        ),
+        allow=tuple(rule.rule for rule in rules if rule.tenant == caller.tenant),
+    )
 
 
 def _is_known_client(facts: TokenFacts) -> bool:

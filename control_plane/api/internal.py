@@ -38,6 +38,7 @@ from control_plane.contract.wire import (
 )
 from control_plane.core.audit import cleaned, dated, gap
 from control_plane.core.records import Client, ClientKind, PublishedChange
+from control_plane.core.uses import uses_in
 from control_plane.faults import reach
 from control_plane.injectors import Injectors
 from control_plane.limits import Quotas
@@ -138,6 +139,7 @@ class InternalApi:
         batch = _read_batch(await request.body())
         async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
             await records.audit.append(events := self._events_of(batch, proxy, request_id(request)))
+            await records.uses.note(uses_in(events))
             reach("audit.appended")
         reach("audit.received")
         await self.rotations.heard(events)

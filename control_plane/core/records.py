@@ -309,6 +309,19 @@ class Use:
     requests: int
 
 
+@dataclass(frozen=True, slots=True)
+class NewUse:
+    """Requests that a proxy reports: by names, as its audit events have them."""
+
+    tenant: TenantId
+    subject: SubjectId
+    client: ClientId
+    credential: str
+    host: str
+    at: float
+    requests: int
+
+
 class ChangeKind(StrEnum):
     """What an outbox row is about (`contract.wire.Event.kind`)."""
 

@@ -6,23 +6,20 @@ is not clearly allowed is refused. Toward a caller of another tenant every refus
 reason goes to the audit trail alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
 from typing import Final, NoReturn
 
-from control_plane.contract.address import is_public
+from control_plane.contract.admission import Handling, admit_bare, admit_swap, admit_tunnel
 from control_plane.contract.caller import Caller
 from control_plane.contract.destination import (
     DEFAULT_PORTS,
-    Destination,
     Endpoint,
     InvalidDestinationError,
-    authority,
     climbs,
-    is_ip_literal,
     split_authority,
 )
 from control_plane.contract.grant import GrantScope
@@ -107,49 +104,6 @@ class Tunnel:
     caller: Caller
     endpoint: Endpoint
     proxy_credential: GenuineToken
-
-
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """How a request is treated on its way and back, as its destination has it (see `contract.destination`)."""
-
-    allow_private: bool = False
-    websocket: bool = False
-    ranges: bool = False
-    unsearchable: bool = False
-    strict: bool = False
-    ca_pem: str | None = None
-
-    @classmethod
-    def of(cls, admitting: Sequence[Destination]) -> "Handling":
-        """Of the destinations that each admit the request: what one of them allows is allowed, what one demands is
-        demanded."""
-        return cls(
-            allow_private=any(d.allow_private for d in admitting),
-            websocket=any(d.websocket for d in admitting),
-            ranges=any(d.ranges for d in admitting),
-            unsearchable=any(d.unsearchable for d in admitting),
-            strict=any(d.strict for d in admitting),
-            ca_pem=next((d.ca_pem for d in admitting if d.ca_pem is not None), None),
-        )
-
-    @classmethod
-    def of_all(cls, each: Sequence["Handling"]) -> "Handling":
-        """Of several credentials in one request: only what all of them allow. Raises `RefusedError`."""
-        if len({handling.ca_pem for handling in each}) > 1:
-            _refuse(
-                RefusalCode.DESTINATION_DENIED,
-                "Two credentials of the request trust different certificates for this destination.",
-                "Give both the same ca_pem, or send them in requests of their own.",
-            )
-        return cls(
-            allow_private=all(handling.allow_private for handling in each),
-            websocket=all(handling.websocket for handling in each),
-            ranges=all(handling.ranges for handling in each),
-            unsearchable=all(handling.unsearchable for handling in each),
-            strict=any(handling.strict for handling in each),
-            ca_pem=each[0].ca_pem,
-        )
 
 
 @dataclass(slots=True)
@@ -241,7 +195,7 @@ def decide_connect(head: RequestHead, connection: Connection, view: CacheView, n
 
         # (4) Default deny.
         policy = _policy(known.caller, view)
-        _admit_tunnel(policy, endpoint)
+        admit_tunnel(policy, endpoint)
         return Tunnel(known.caller, endpoint, credential)
     except _AskFirst as question:
         return Resolve(question.ask)
@@ -283,7 +237,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         if len(marks) > MAX_MARKS:
             _refuse_placement()
         if not marks:
-            handling = _admit_bare(policy, endpoint, head.method, raw_path, now)
+            handling = admit_bare(policy, endpoint, head.method, raw_path, now)
             if handling.strict:
                 _refuse_foreign_keys(head, origin_target, policy, endpoint)
             scopes = [scope for route_ in policy.routes for scope in route_.scopes]
@@ -305,7 +259,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             _check_caller(binding, caller)
             _check_expiry(resolved, token, caller, endpoint, now)
             _check_secret(resolved, token, caller, endpoint, now)
-            handlings.append(_admit_swap(binding, endpoint, head.method, raw_path, now))
+            handlings.append(admit_swap(binding.destinations, binding.scopes, endpoint, head.method, raw_path, now))
             swaps.append(_swap(found, token, resolved))
             bindings.append(binding)
             until = _first_end(min(until, binding.expires_at), binding.scopes)
@@ -550,46 +504,6 @@ def _policy(caller: Caller, view: CacheView) -> Policy:
     return policy
 
 
-def _admit_tunnel(policy: Policy, endpoint: Endpoint) -> None:
-    bound = any(d.endpoint == endpoint for route in policy.routes for d in route.destinations)
-    allowed = any(
-        rule.host == endpoint.host and (rule.port or DEFAULT_PORTS["https"]) == endpoint.port for rule in policy.allow
-    )
-    if not bound and not allowed:
-        _refuse_destination(endpoint)
-
-
-def _admit_bare(policy: Policy, endpoint: Endpoint, method: str, raw_path: str, now: float) -> Handling:
-    """Whether a request without a credential may go, and how."""
-    here = [route for route in policy.routes if any(d.endpoint == endpoint for d in route.destinations)]
-    if any(route.credential_required for route in here):
-        _refuse(
-            RefusalCode.CREDENTIAL_REQUIRED,
-            "This destination takes no request without its credential.",
-            "Send the placeholder in the credential's placement.",
-        )
-    for rule in policy.allow:
-        if rule.admits(endpoint, method):
-            return Handling(
-                allow_private=rule.allow_private,
-                strict=any(d.strict for route in here for d in route.destinations if d.endpoint == endpoint),
-            )
-    if not here:
-        if endpoint.scheme == "http" and _has_credential(policy, endpoint.host):
-            _refuse_plaintext()
-        if any(rule.host == endpoint.host and rule.methods is not None for rule in policy.allow):
-            _refuse(RefusalCode.METHOD_DENIED, "The rule for this host does not allow this method.")
-        _refuse_destination(endpoint)
-    denied: RefusedError | None = None
-    for route in here:
-        try:
-            return _admit(route.destinations, route.scopes, endpoint, method, raw_path, now)
-        except RefusedError as refused:
-            denied = refused
-    assert denied is not None
-    raise denied
-
-
 _KEY_FIELDS: Final = frozenset(
     b"authorization x-api-key api-key x-goog-api-key x-auth-token private-token x-amz-security-token cookie".split()
 )
@@ -621,10 +535,6 @@ def _refuse_foreign() -> NoReturn:
         "The request carries a key that is not a placeholder, and this destination takes none.",
         "Send the placeholder of the credential for it, and no other key, in whatever field.",
     )
-
-
-def _has_credential(policy: Policy, host: str) -> bool:
-    return any(d.endpoint.host == host for route in policy.routes for d in route.destinations)
 
 
 # --- (6): with which secrets -----------------------------------------------------------------------------------------
@@ -701,50 +611,6 @@ def _check_secret(resolved: Resolved, token: GenuineToken, caller: Caller, endpo
         "The credential's token has expired, and there is no newer one.",
         "Try again shortly.",
     )
-
-
-def _admit_swap(binding: Binding, endpoint: Endpoint, method: str, raw_path: str, now: float) -> Handling:
-    here = [d.endpoint.scheme for d in binding.destinations if d.endpoint.host == endpoint.host]
-    if endpoint.scheme == "http" and here and "http" not in here:
-        _refuse_plaintext()
-    return _admit(binding.destinations, binding.scopes, endpoint, method, raw_path, now)
-
-
-def _admit(
-    destinations: tuple[Destination, ...],
-    scopes: tuple[GrantScope, ...],
-    endpoint: Endpoint,
-    method: str,
-    raw_path: str,
-    now: float,
-) -> Handling:
-    """One destination and one grant must admit endpoint, path and method."""
-    here = [d for d in destinations if d.endpoint == endpoint]
-    live = [scope for scope in scopes if scope.is_live(now) and scope.admits_endpoint(endpoint)]
-    if not here:
-        _refuse(
-            RefusalCode.DESTINATION_DENIED,
-            "The credential is not for this destination.",
-            "See 'coatcheck credential show' for the destinations it has.",
-        )
-    if not live:
-        _refuse(
-            RefusalCode.DESTINATION_DENIED,
-            "No grant of this caller is for this destination (any more).",
-            "See 'coatcheck grant list'.",
-        )
-    on_path = [d for d in here if d.admits_path(raw_path)]
-    in_path = [scope for scope in live if scope.admits_path(raw_path)]
-    if not on_path or not in_path:
-        _refuse(
-            RefusalCode.PATH_DENIED,
-            "The path is outside what the credential or its grant covers, or is not in plain form.",
-            "Send the path without dot segments, '//', ';', '\\' or encoded slashes.",
-        )
-    admitting = [d for d in on_path if d.admits_method(method)]
-    if not admitting or not any(scope.admits_method(method) for scope in in_path):
-        _refuse(RefusalCode.METHOD_DENIED, "The credential or its grant does not cover this method.")
-    return Handling.of(admitting)
 
 
 def _check_quota(limit: BoundLimit, view: CacheView) -> None:
@@ -842,27 +708,4 @@ def _refuse_placement() -> NoReturn:
         RefusalCode.PLACEMENT_DENIED,
         "The placeholder stands where its credential does not go, or is encoded.",
         "Send it once, as it is, in the placement that the exchange answer names.",
-    )
-
-
-def _refuse_plaintext() -> NoReturn:
-    _refuse(
-        RefusalCode.PLAINTEXT_CREDENTIAL,
-        "This host has a credential, and a credential does not travel over plain http.",
-        "Use https://.",
-    )
-
-
-def _refuse_destination(endpoint: Endpoint) -> NoReturn:
-    place = authority(endpoint.host, endpoint.port, endpoint.scheme)
-    if is_ip_literal(endpoint.host) and not is_public(endpoint.host):
-        _refuse(
-            RefusalCode.DESTINATION_DENIED,
-            f"{place} is an internal address, and nobody named it as a destination.",
-            "If it is meant, an operator adds it as a credential's destination with --allow-private.",
-        )
-    _refuse(
-        RefusalCode.DESTINATION_DENIED,
-        f"{place} has no credential granted to this caller, and no rule allows it.",
-        f"To allow it without a credential: coatcheck allow add {place}",
     )

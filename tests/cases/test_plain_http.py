@@ -81,7 +81,7 @@ def test_a_placeholder_never_goes_over_plain_http_to_an_https_destination(
 
 
 @pytest.mark.guards(
-    "egress_proxy/core/decision.py",
+    "control_plane/contract/admission.py",
     'if endpoint.scheme == "http" and _has_credential(policy, endpoint.host):',
     "if False:",
 )

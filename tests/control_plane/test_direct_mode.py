@@ -86,7 +86,7 @@ def test_a_key_has_no_scope(single: Workspace) -> None:
     assert_oauth_error(asked(single, scope="read"), "invalid_scope")
 
 
-@pytest.mark.guards("control_plane/direct.py", "if not credential.allow_direct:", "if False:")
+@pytest.mark.guards("control_plane/direct.py", "if not credential.allow_direct or not", "if not")
 def test_a_credential_that_does_not_allow_it_is_not_handed_out(single: Workspace) -> None:
     single.add_credential("guarded", destinations=[{"url": "https://guarded.example"}])
     single.grant("guarded")

@@ -8,8 +8,7 @@ from control_plane.adapters.sql.repositories import CREDENTIALS, Transaction, ta
 from control_plane.adapters.sql.rows import to_records
 from control_plane.adapters.sql.tables import InjectorRow, UseRow
 from control_plane.contract.caller import ClientId, SubjectId
-from control_plane.core.records import Injector, Use
-from control_plane.ports import NewUse
+from control_plane.core.records import Injector, NewUse, Use
 
 INJECTORS, USES = table_of(InjectorRow), table_of(UseRow)
 

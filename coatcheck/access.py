@@ -1,0 +1,88 @@
+"""`coatcheck access …`: who can use what, when it was last used, and what one request would get."""
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from coatcheck.client import Json
+from coatcheck.stack import control_plane_of
+from coatcheck.state import SUBJECT
+from coatcheck.terminal import invocation, listing, local_time, printable, show_json, show_table
+
+app = typer.Typer(help="See who can use what, and try a request without making it.", no_args_is_help=True)
+
+_MARKS: Final = {"passed": "ok", "refused": "NO", "not_reached": "-", "not_asked": "-"}
+_REFUSED: Final = 1
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    subject: Annotated[str | None, typer.Option(metavar="S", help="What this subject can use.")] = None,
+) -> None:
+    """Who can use which credential, where, through what, and when it was last used."""
+    with control_plane_of(context) as control_plane:
+        entitlements = control_plane.access(subject)
+    if invocation(context).as_json:
+        show_json(entitlements)
+        return
+    show_table(
+        ["WHO", "CREDENTIAL", "WHERE", "CLIENT", "METHODS", "PATHS", "STATE", "LAST USED"],
+        [
+            (
+                each["subject"] or f"role {each['role']}",
+                each["credential"],
+                listing(each["destinations"]),
+                each["client"],
+                listing(each["methods"] or []),
+                listing(each["path_prefixes"] or []),
+                _state(each),
+                local_time(each["last_used_at"]) if each["last_used_at"] is not None else "never",
+            )
+            for each in entitlements
+        ],
+        nothing="nobody can use anything",
+    )
+
+
+@app.command("check")
+def check(
+    context: typer.Context,
+    method: Annotated[str, typer.Argument(metavar="METHOD", show_default=False)],
+    url: Annotated[str, typer.Argument(metavar="URL", show_default=False)],
+    subject: Annotated[str, typer.Option(metavar="S", help="Who would ask.")] = SUBJECT,
+    credential: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With this credential; else without any.")
+    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="C", help="Through this client.")] = None,
+    role: Annotated[list[str] | None, typer.Option(metavar="R", help="In this role; repeatable.")] = None,
+    scope: Annotated[str, typer.Option(metavar="SCOPE", help="With a placeholder of this scope.")] = "",
+) -> int:
+    """What one request would get, step by step, without making it. Status 1 where it would be refused."""
+    fields: dict[str, Any] = {"method": method.upper(), "url": url, "subject": subject, "roles": role or []}
+    if scope:
+        fields["scope"] = scope
+    for name, value in (("credential", credential), ("client", client)):
+        if value is not None:
+            fields[name] = value
+    with control_plane_of(context) as control_plane:
+        answer = control_plane.check_access(fields)
+    if invocation(context).as_json:
+        show_json(answer)
+    else:
+        _show(answer)
+    return 0 if answer["allowed"] else _REFUSED
+
+
+def _show(answer: Json) -> None:
+    show_table(
+        ["STEP", "", "WHY"],
+        [(each["step"], _MARKS[each["outcome"]], each["detail"]) for each in answer["steps"]],
+        nothing="",
+    )
+    verdict = "allowed" if answer["allowed"] else f"refused: {answer['detail']} ({answer['code']})"
+    typer.echo(printable(verdict if not answer["hint"] else f"{verdict}; {answer['hint']}"))
+
+
+def _state(entitlement: Json) -> str:
+    return "live" if entitlement["live"] else "over"
