@@ -5,7 +5,12 @@ import shutil
 
 import pytest
 
-pytest_plugins = ("tests.mutants.plugin", "tests.support.client_table", "tests.support.fixtures")
+pytest_plugins = (
+    "tests.mutants.plugin",
+    "tests.support.client_table",
+    "tests.support.fault_table",
+    "tests.support.fixtures",
+)
 
 AMBIENT = (
     "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy "

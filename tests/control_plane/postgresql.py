@@ -32,23 +32,73 @@ _names = count(1)
 _IS_THERE: Final = text("SELECT to_regrole(:role) IS NOT NULL")
 
 
+@dataclass
+class PostgreSql:
+    """One server: may be killed, and started again on its files."""
+
+    binaries: Path
+    folder: Path
+    port: int
+    user: dict[str, object]
+    options: tuple[str, ...]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Up to the database's name."""
+        return f"postgresql+asyncpg://postgres:{PASSWORD}@127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [str(part) for part in (self.binaries / "postgres", "-D", self.folder / "data", "-h", "127.0.0.1")]
+            + ["-p", str(self.port), "-k", "", *self.options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            **self.user,  # type: ignore[call-overload]
+        )
+        _wait_until_ready(self.binaries, self.port, self.process)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGINT)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(20)
+            self.process = None
+
+
 @contextmanager
-def postgresql() -> Iterator[str]:
+def postgresql(*, durable: bool = False) -> Iterator[str]:
     """Its URL up to the database's name: `postgresql+asyncpg://…/`."""
+    with postgresql_server(durable=durable) as server:
+        yield server.url
+
+
+@contextmanager
+def postgresql_server(*, durable: bool = False) -> Iterator[PostgreSql]:
+    """`durable`: what is committed is on the disk, as in production; otherwise only a crash of the machine loses it."""
     binaries = Path(utils.POSTGRES_VERSIONS[18])
     folder = Path(tempfile.mkdtemp(prefix="coatcheck-pg-"))
-    user = _ordinary_user()
+    options = () if durable else ("-c", "fsync=off")
+    server = PostgreSql(binaries, folder, free_port(), _ordinary_user(), options)
     try:
-        data, port = folder / "data", free_port()
-        _prepare(folder, user)
+        _prepare(folder, server.user)
         (folder / "password").write_text(PASSWORD)
         _run(
-            user,
-            *(binaries / "initdb", "-D", data, "-U", "postgres", "-A", "scram-sha-256"),
+            server.user,
+            *(binaries / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "scram-sha-256"),
             *(f"--pwfile={folder / 'password'}", "-E", "UTF8", "--no-sync", "--no-locale"),
         )
-        with _server(user, binaries, data, port):
-            yield f"postgresql+asyncpg://postgres:{PASSWORD}@127.0.0.1:{port}/"
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -84,24 +134,6 @@ async def database_with_two_logins(server: str) -> Logins:
 def _documented_statements() -> list[str]:
     blocks = re.findall("```sql\\n(.*?)```", DOCUMENTED.read_text("utf-8"), re.DOTALL)
     return [statement.strip() for block in blocks for statement in block.split(";") if statement.strip()]
-
-
-@contextmanager
-def _server(user: dict[str, object], binaries: Path, data: Path, port: int) -> Iterator[None]:
-    process = subprocess.Popen(
-        [str(part) for part in (binaries / "postgres", "-D", data, "-h", "127.0.0.1", "-p", port, "-k", "")]
-        + ["-c", "fsync=off"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        **user,  # type: ignore[call-overload]
-    )
-    try:
-        _wait_until_ready(binaries, port, process)
-        yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(20)
 
 
 def _ordinary_user() -> dict[str, object]:

@@ -19,7 +19,7 @@ def run_ci(tmp_path: Path, *, failing: str = "") -> tuple[int, list[str], list[s
     """Exit status, what was asked of make, and the lines printed."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("git", "curl", "bwrap", "nginx", "make"):
+    for name in ("git", "curl", "bwrap", "nginx", "pgbouncer", "make"):
         text = MAKE.format(log=tmp_path / "log", failing=failing) if name == "make" else "#!/bin/sh\n"
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)

@@ -1,0 +1,134 @@
+"""Two tenants at work on one database, as roughly as clients are: for tests of what a connection pool keeps.
+
+    python -m tests.control_plane.pooling URL SECONDS        one process of several; prints what it saw as JSON
+
+Rule: it counts what it saw of the other tenant. Any is one too many.
+"""
+
+import asyncio
+import json
+import random
+import secrets
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql.engine import Database, open_database
+from control_plane.adapters.sql.repositories import Transaction
+from control_plane.adapters.sql.store import SqlStore
+from control_plane.contract.caller import SessionId, SubjectId, TenantId
+from control_plane.contract.refusal import RefusedError
+from control_plane.core.records import Session
+from control_plane.ports import CrossTenantReason, PlatformScope, TenantScope
+from tests.control_plane.test_store import session
+
+TENANTS = (TenantId("acme"), TenantId("evil"))
+TASKS_PER_TENANT = 25
+
+
+@dataclass
+class Seen:
+    transactions: int = 0
+    foreign_rows: int = 0
+    rows_without_tenant: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "transactions": self.transactions,
+                "foreign_rows": self.foreign_rows,
+                "rows_without_tenant": self.rows_without_tenant,
+                "errors": dict(self.errors),
+            }
+        )
+
+
+class OnPurposeError(Exception):
+    """What a handler may raise in the middle of its transaction."""
+
+
+async def work(database: Database, seconds: float) -> Seen:
+    """Both tenants, many tasks each, until the time is over."""
+    seen, store, ends = Seen(), SqlStore(database, LocalWake()), time.monotonic() + seconds
+    dice = random.Random(7)
+
+    async def of(tenant: TenantId) -> None:
+        while time.monotonic() < ends:
+            what = dice.random()
+            try:
+                async with asyncio.timeout(0.002 if what > 0.9 else 30):
+                    await _one(store, tenant, seen, dice, fails=what < 0.1)
+            except (OnPurposeError, TimeoutError):
+                pass  # killed in the middle
+            except RefusedError as refused:
+                seen.errors[refused.refusal.code.value] += 1
+            except Exception as error:  # what a pooler does to a driver that does not expect it
+                seen.errors[type(error).__name__] += 1
+
+    async def of_nobody() -> None:
+        while time.monotonic() < ends:
+            async with database.engine.connect() as connection, connection.begin():
+                await connection.execute(text("SELECT set_config('role', 'coatcheck_tenant', true)"))
+                rows = (await connection.execute(text("SELECT count(*) FROM sessions"))).scalar_one()
+                seen.rows_without_tenant += rows
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as tasks:
+        for tenant in TENANTS:
+            for _ in range(TASKS_PER_TENANT):
+                tasks.create_task(of(tenant))
+        tasks.create_task(of_nobody())
+    return seen
+
+
+async def _one(store: SqlStore, tenant: TenantId, seen: Seen, dice: random.Random, *, fails: bool) -> None:
+    scope = TenantScope(tenant)
+    if dice.random() < 0.3:
+        async with store.write(scope) as records:
+            await records.sessions.add(_new(tenant))
+            if fails:
+                raise OnPurposeError
+    else:
+        async with store.read(scope) as records:
+            _count(seen, tenant, [row.tenant for row in await records.credentials.list()])
+            # A statement that forgot its tenant.
+            found = await raw(records.tenants._tx).execute(text("SELECT tenant FROM sessions LIMIT 50"))
+            _count(seen, tenant, list(found.scalars()))
+            if fails:
+                raise OnPurposeError
+    if dice.random() < 0.05:
+        async with store.read(PlatformScope(CrossTenantReason.UPKEEP)) as records:
+            await records.outbox.position()
+    seen.transactions += 1
+
+
+def raw(tx: Transaction) -> AsyncConnection:
+    """Past the repositories and their conditions."""
+    connection = tx._connection
+    assert isinstance(connection, AsyncConnection)
+    return connection
+
+
+def _count(seen: Seen, tenant: TenantId, tenants: list[Any]) -> None:
+    seen.foreign_rows += sum(found != tenant for found in tenants)
+
+
+def _new(tenant: TenantId) -> Session:
+    return session(tenant, id=SessionId(f"ses_{secrets.token_hex(16)}"), subject=SubjectId("alice"))
+
+
+async def main(url: str, seconds: float) -> None:
+    database = open_database(url)
+    print((await work(database, seconds)).to_json())
+    await database.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
