@@ -29,6 +29,7 @@ from egress_proxy.core.decision import Mode
 from egress_proxy.core.view import AskQuota
 from egress_proxy.hardening import forbid_core_dumps
 from egress_proxy.leaks import LeakWatch
+from egress_proxy.load import Loads, client_limit
 from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
 from egress_proxy.probe import SwapProbe
@@ -186,11 +187,14 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         clock=time.time,
         proxy_id=settings.client_id,
         leaks=LeakWatch(suspend=cache.suspend),
+        loads=Loads(requests_per_tenant=settings.tenant_requests),
+        client_limit=client_limit(settings.client_connections),
         quotas=cache.quotas,
         timeouts=Timeouts(
             header=settings.header_timeout_seconds,
             idle=settings.idle_timeout_seconds,
             silence=settings.silence_timeout_seconds,
+            total=settings.total_timeout_seconds,
         ),
         path_credential_allowed=settings.reverse_path_credential,
     )

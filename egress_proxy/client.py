@@ -45,6 +45,7 @@ from egress_proxy.core.http1 import (
 )
 from egress_proxy.core.plan import Plan
 from egress_proxy.exchange import Exchange
+from egress_proxy.load import OVERLOADED, Load
 from egress_proxy.logs import place_of
 from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, read_preamble
 from egress_proxy.refusals import render_refusal
@@ -69,6 +70,11 @@ _NO_REASON_TO_CUT: Final = frozenset(
         RefusalCode.SPEND_LIMIT_EXCEEDED,
     }
 )
+TOOK_TOO_LONG: Final = Refusal(
+    RefusalCode.UPSTREAM_TIMEOUT,
+    "The request took longer than any may take.",
+    "The operator's limit is COATCHECK_PROXY_TOTAL_TIMEOUT_SECONDS.",
+)
 TUNNEL_OPEN: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 log = structlog.get_logger("egress_proxy")
@@ -82,6 +88,7 @@ class _Prepared:
     event: RepeatedEvent
     room: Room
     lane: Lane
+    load: Load
 
 
 class ClientConnection(asyncio.Protocol):
@@ -101,6 +108,7 @@ class ClientConnection(asyncio.Protocol):
         "_lingers",
         "_listener_context",
         "_listener_tls",
+        "_load",
         "_misdirected",
         "_opener_credential",
         "_out",
@@ -142,6 +150,8 @@ class ClientConnection(asyncio.Protocol):
         self._raw = b""
         """The head of the request under way, as it came."""
         self._prepared: _Prepared | None = None
+        self._load: Load | None = None
+        """What the exchange under way is counted in."""
         self._spare: Exchange | None = None
         """The last exchange, where the next one may be the same object."""
         self._has_partial_head = False
@@ -182,6 +192,9 @@ class ClientConnection(asyncio.Protocol):
                 on_failure=self._tls_failed,
             )
             self.write = self._listener_tls.write
+        if len(self.services.clients) > self.services.client_limit:
+            self.services.counters.connections_refused += 1
+            transport.abort()
         if self.services.is_draining:
             transport.abort()
 
@@ -475,6 +488,9 @@ class ClientConnection(asyncio.Protocol):
             return False
         if forward.swaps and not services.audit.admits_swap(prepared.room):
             return False
+        load = prepared.load
+        if load.is_full:
+            return False
         exchange = self._spare
         if exchange is None or exchange.plan is not plan:
             return False
@@ -486,6 +502,8 @@ class ClientConnection(asyncio.Protocol):
         self._head = plan.head
         self._spare = None
         self.exchange = exchange
+        self._load = load
+        load.count += 1
         services.audit.record_again(prepared.room, prepared.event.encode(request_id, now))
         counters = services.counters
         if forward.swaps:
@@ -574,6 +592,7 @@ class ClientConnection(asyncio.Protocol):
                 event=RepeatedEvent(self._event("swap" if forward.swaps else "forward", forward=forward)),
                 room=services.audit.room_for_requests(forward.caller.tenant),
                 lane=services.upstreams.lane(forward.caller.tenant, forward.endpoint, forward.handling.ca_pem),
+                load=services.loads.of(forward.caller.tenant),
             )
         return prepared
 
@@ -593,6 +612,10 @@ class ClientConnection(asyncio.Protocol):
                 forward=forward,
             )
             return
+        if prepared.load.is_full:
+            services.upstreams.give_back(upstream)
+            self._refuse(OVERLOADED, forward=forward)
+            return
         if not upstream.is_reusable:  # it died between the dial and now
             self._refuse(Refusal(RefusalCode.UPSTREAM_UNREACHABLE, "The destination hung up."), forward=forward)
             return
@@ -607,6 +630,8 @@ class ClientConnection(asyncio.Protocol):
         exchange.was_retried = is_retry
         exchange.taken = taken
         self.exchange = exchange
+        self._load = prepared.load
+        prepared.load.count += 1
         if not is_retry:
             services.audit.record_again(prepared.room, prepared.event.encode(self._request_id, services.clock()))
             if forward.swaps:
@@ -691,6 +716,7 @@ class ClientConnection(asyncio.Protocol):
         self.services.counters.retries += 1
         if exchange.taken is not None:
             self.services.quotas.put_back(exchange.taken)
+        self._count_out()
         self.exchange = None
         self._prepared = None
         assert self._head is not None
@@ -706,6 +732,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _forget_exchange(self, exchange: Exchange, *, is_refused: bool = False) -> None:
         services = self.services
+        self._count_out()
         self.exchange = None
         if exchange.taken is not None:
             self._settle(exchange, is_whole=False)
@@ -720,6 +747,11 @@ class ClientConnection(asyncio.Protocol):
                 self._record("leak_blocked", forward=exchange.forward, status=exchange.status)
             for binding in exchange.forward.bindings:
                 services.leaks.note(binding.placeholder_id, services.loop.time())
+
+    def _count_out(self) -> None:
+        load, self._load = self._load, None
+        if load is not None:
+            load.count -= 1
 
     def pause_reading(self) -> None:
         """The upstream is slower than the client, or the client is ahead of its turn."""
@@ -921,7 +953,9 @@ class ClientConnection(asyncio.Protocol):
         if self._is_done:
             self._end_linger(now)
         elif self.exchange is not None:
-            if now - self.exchange.active_at > limits.silence:
+            if now - self.exchange.began_at > limits.total:
+                self.exchange.cut(TOOK_TOO_LONG)
+            elif now - self.exchange.active_at > limits.silence:
                 self.exchange.cut(self._silence_refusal(self.exchange))
         elif self._is_busy:
             return  # its waits have limits of their own

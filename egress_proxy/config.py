@@ -88,6 +88,12 @@ class Settings(BaseSettings):
     """For a pooled upstream connection between requests."""
     silence_timeout_seconds: Seconds = 900.0
     """For an exchange on which no byte moves: models think for minutes before the next token."""
+    total_timeout_seconds: Seconds = 86_400.0
+    """For an exchange in all, however busy it is."""
+    client_connections: Annotated[int, Field(ge=1)] | None = None
+    """How many a worker takes at once; left out: as many as its file descriptors are enough for."""
+    tenant_requests: Annotated[int, Field(ge=1)] = 1024
+    """How many requests one tenant may have under way at a worker."""
     pool_connections_per_key: Annotated[int, Field(ge=0)] = 256
     leaf_contexts: Annotated[int, Field(ge=1)] = 1024
     cache_entries: Annotated[int, Field(ge=16)] = 65_536

@@ -76,6 +76,7 @@ class Exchange:
         "_services",
         "_upstream",
         "active_at",
+        "began_at",
         "closes_client",
         "head",
         "plan",
@@ -115,7 +116,7 @@ class Exchange:
         self._reply_framing = Framing.NONE
         self._reply_left = 0
         self._chunks_out: ChunkedReader | None = None
-        self.active_at = 0.0
+        self.active_at = self.began_at = 0.0
         self.closes_client = not head.keep_alive
         self.head = head
         self.plan = plan
@@ -160,7 +161,7 @@ class Exchange:
         self._reply = None
         self._upstream = upstream
         self._is_on_used_connection = upstream.was_used
-        self.active_at = self._loop.time()
+        self.active_at = self.began_at = self._loop.time()
         upstream.reader = self
         upstream.write(wire)
 
@@ -173,7 +174,7 @@ class Exchange:
         """Send the head; the body follows through `request_data`."""
         self._upstream = upstream
         self._is_on_used_connection = upstream.was_used
-        self.active_at = self._loop.time()
+        self.active_at = self.began_at = self._loop.time()
         upstream.reader = self
         if client_is_slow:
             self.client_pause_writing()

@@ -17,6 +17,8 @@ class Counters:
     """One worker's counts since its start."""
 
     connections: int = 0
+    connections_refused: int = 0
+    """Because there were as many as are taken."""
     tunnels: int = 0
     swaps: int = 0
     forwards: int = 0
@@ -60,6 +62,7 @@ class _Collector:
         c, g = self._counters, self._gauges
         for name, help_text, number in (
             ("client_connections", "Client connections accepted", c.connections),
+            ("client_connections_refused", "Client connections closed unheard: too many", c.connections_refused),
             ("tunnels", "CONNECT tunnels intercepted", c.tunnels),
             ("swaps", "Requests forwarded with a secret", c.swaps),
             ("forwards", "Requests forwarded without a secret", c.forwards),

@@ -28,6 +28,7 @@ from egress_proxy.core.decision import Mode
 from egress_proxy.core.quota import Quotas, Standing
 from egress_proxy.core.view import AskQuota, KnownCaller, Resolved
 from egress_proxy.leaks import LeakWatch
+from egress_proxy.load import Loads
 from egress_proxy.metrics import Counters
 from egress_proxy.services import Services
 from egress_proxy.upstream import Lane, UpstreamConnection
@@ -95,6 +96,8 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
         clock=lambda: 0.0,
         proxy_id="probe",
         leaks=LeakWatch(suspend=lambda _placeholder, _seconds: None),
+        loads=Loads(requests_per_tenant=1),
+        client_limit=1,
         quotas=Quotas(),
     )
     proxy_transport, _ = await loop.create_connection(lambda: ClientConnection(services, Mode.REVERSE), sock=proxy_end)

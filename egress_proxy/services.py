@@ -13,6 +13,7 @@ from egress_proxy.ca import LeafContexts
 from egress_proxy.core.quota import Quotas
 from egress_proxy.core.view import AskQuota, CacheView
 from egress_proxy.leaks import LeakWatch
+from egress_proxy.load import Loads
 from egress_proxy.metrics import Counters
 from egress_proxy.replies import ReplyTally
 from egress_proxy.upstream import Lane, UpstreamConnection
@@ -41,6 +42,7 @@ class Timeouts:
     header: float = 15.0
     idle: float = 75.0
     silence: float = 900.0
+    total: float = 86_400.0
 
 
 class RequestIds:
@@ -74,6 +76,9 @@ class Services:
     proxy_id: str
     quotas: Quotas
     leaks: LeakWatch
+    loads: Loads
+    client_limit: int
+    """How many client connections are taken at once."""
     tally: ReplyTally | None = None
     """Of replies to credentials that are being rotated."""
     timeouts: Timeouts = Timeouts()
