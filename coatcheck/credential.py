@@ -9,6 +9,7 @@ import typer
 
 from coatcheck.client import Json
 from coatcheck.environment import why_not_a_variable
+from coatcheck.kinds import is_a_document, kind_fields
 from coatcheck.secret_input import read_secret
 from coatcheck.stack import control_plane_of
 from coatcheck.state import SUBJECT
@@ -96,6 +97,16 @@ def add(
     required: Annotated[
         bool, typer.Option("--required", help="Refuse requests to these destinations that do not use the credential.")
     ] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="What the secret is: static, oauth_refresh_token, … (docs/kinds.md)."),
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="What the kind needs to know. Repeatable.")
+    ] = None,
+    max_stale_seconds: Annotated[
+        float, typer.Option(metavar="N", min=0, help="How long a value may bridge an outage of where it comes from.")
+    ] = 0.0,
     secret_file: SecretFile = None,
 ) -> None:
     """Store a credential. Its secret is typed unseen, piped in, or read from a file."""
@@ -120,7 +131,9 @@ def add(
     for variable in env or []:
         if why := why_not_a_variable(variable):
             raise WrongUsageError(f"--env: {why}; choose another")
-    fields: dict[str, Any] = {"name": name}
+    fields: dict[str, Any] = {"name": name} | kind_fields(kind, setting or [])
+    if max_stale_seconds:
+        fields["max_stale_seconds"] = max_stale_seconds
     if preset is not None:
         fields["preset"] = preset
     if destination:
@@ -140,7 +153,7 @@ def add(
     with control_plane_of(context) as control_plane:
         if preset is not None:
             _require_preset(preset, [str(each["id"]) for each in control_plane.presets()])
-        secret = read_secret(secret_file, credential=name)
+        secret = read_secret(secret_file, credential=name, is_a_document=is_a_document(kind or "static"))
         credential = control_plane.add_credential(fields, secret)
         grant = control_plane.add_grant({"credential": name, "subject": SUBJECT})
     if invocation(context).as_json:
@@ -200,8 +213,8 @@ def rotate(
 ) -> None:
     """Replace a credential's secret. Placeholders stay the same; streams that are open finish on the old one."""
     with control_plane_of(context) as control_plane:
-        control_plane.credential(name)  # before anybody types a secret for nothing
-        secret = read_secret(secret_file, credential=name)
+        known = control_plane.credential(name)  # before anybody types a secret for nothing
+        secret = read_secret(secret_file, credential=name, is_a_document=is_a_document(known["kind"]))
         credential = control_plane.rotate(name, secret, compromised=compromised)
     if invocation(context).as_json:
         show_json(credential)
@@ -270,6 +283,8 @@ def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
     return [
         ("name", credential["name"]),
         ("id", credential["id"]),
+        ("kind", credential["kind"]),
+        *_settings(credential),
         ("preset", credential["preset"]),
         ("destinations", listing(destinations)),
         ("placed in", listing(describe_placement(placement) for placement in credential["placements"])),
@@ -288,6 +303,21 @@ def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
         ("created", local_time(credential["created_at"])),
         ("updated", local_time(credential["updated_at"])),
     ]
+
+
+def _settings(credential: Json) -> list[tuple[str, object]]:
+    """What its kind knows, and what its provider said last."""
+    shown: list[tuple[str, object]] = [
+        (name, listing(map(str, value)) if isinstance(value, list) else value)
+        for name, value in credential["settings"].items()
+    ]
+    minted = credential.get("minted")
+    if minted:
+        end = f", until {local_time(minted['expires_at'])}" if minted["expires_at"] else ""
+        shown.append(("minted", f"{minted['state']}{end}"))
+        if minted["detail"]:
+            shown.append(("", f"{minted['detail']}; {minted['hint']}"))
+    return shown
 
 
 def _destination(url: str, traits: Json) -> Json:

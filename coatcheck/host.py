@@ -282,6 +282,8 @@ def _control_plane_settings(plan: _Plan) -> "ControlPlaneSettings":
     more: dict[str, Any] = {}
     if "COATCHECK_CONTROL_PLANE_LOG_LEVEL" not in os.environ:
         more["log_level"] = "warning"  # nobody rotates the file
+    if plan.upstream_ca:  # who has upstreams of its own has a token endpoint of its own
+        more["outbound_ca_files"] = tuple(Path(file) for file in plan.upstream_ca)
     return Settings(
         listen=listen,
         issuer_url=f"http://{listen}",

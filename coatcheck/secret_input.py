@@ -19,10 +19,14 @@ NEVER_AN_ARGUMENT: Final = (
 OPTIONS_PEOPLE_TRY: Final = frozenset({"--secret", "--key", "--api-key", "--token", "--password", "--value"})
 
 
-def read_secret(secret_file: Path | None, *, credential: str) -> Secret:
-    """The secret of a credential. Raises `CommandError`, which never quotes it."""
+def read_secret(secret_file: Path | None, *, credential: str, is_a_document: bool = False) -> Secret:
+    """The secret of a credential. Raises `CommandError`, which never quotes it.
+
+    `is_a_document`: it may have several lines, as a key file has.
+    """
     try:
-        return Secret.submitted(_read(secret_file, credential=credential))
+        text = _read(secret_file, credential=credential)
+        return Secret.document(text) if is_a_document else Secret.submitted(text)
     except UnusableSecretError as error:
         raise CommandError(str(error), "nothing was stored; give the key exactly as its provider shows it") from None
 

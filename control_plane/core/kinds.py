@@ -141,7 +141,7 @@ class GithubAppSettings(KindSettings):
     installation_id: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,20}$")]
     repositories: Annotated[list[Name], Field(min_length=1, max_length=MAX_ITEMS)] | None = None
     permissions: dict[Name, Literal["read", "write", "admin"]] | None = None
-    api_url: OutboundUrlText = "https://api.github.com"
+    api_url: OutboundUrlText = "https://api.github.com/"
 
 
 class AwsAssumeRoleSettings(KindSettings):
@@ -223,7 +223,7 @@ def _google_key_file(settings: GoogleServiceAccountSettings, text: str) -> str:
         raise InvalidSecretError("expected a service account's key file: its 'type' is 'service_account'")
     kept = {
         name: _text(found.get(name), f"the key file has no '{name}'")
-        for name in ("client_email", "private_key", "private_key_id")
+        for name in ("type", "client_email", "private_key", "private_key_id")
     }
     # The key file does not decide where an assertion goes: the settings do, and they are what it is sealed to.
     if found.get("token_uri") not in (None, settings.token_url):

@@ -129,7 +129,7 @@ async def test_the_first_resolve_mints_and_the_next_ones_find_it(world: Minting)
     assert "credential.mint" in await world.replica.actions()
 
 
-@pytest.mark.guards("control_plane/adapters/sql/minted.py", ", MINTED.c.leased_until <= now)", ")")
+@pytest.mark.guards("control_plane/adapters/sql/minted.py", ", MINTED.c.leased_until <= now)", ", MINTED.c.fence >= 0)")
 async def test_two_replicas_that_fifty_requests_ask_at_once_ask_their_provider_once(either: Minting) -> None:
     world = either
     await world.add_refresh_token()
