@@ -14,7 +14,22 @@ from typing import Annotated, Final
 
 import typer
 
-from coatcheck import access, allow, audit, ca, credential, grant, injector, key, limit, placeholder, serve
+from coatcheck import (
+    access,
+    allow,
+    audit,
+    ca,
+    client_commands,
+    credential,
+    grant,
+    injector,
+    issuer,
+    key,
+    limit,
+    placeholder,
+    serve,
+    tenant,
+)
 from coatcheck.doctor import doctor
 from coatcheck.exchange import exchange
 from coatcheck.explain import why
@@ -54,6 +69,7 @@ def options(
 
 _RUNNING: Final = "Run programs"
 _CREDENTIALS: Final = "Credentials, and who may use them"
+_WHO: Final = "Who may call, and whom to believe"
 _LOOKING: Final = "Look and check"
 _STACK: Final = "The local stack"
 _PRODUCTION: Final = "Production"
@@ -65,6 +81,9 @@ app.add_typer(allow.app, name="allow", rich_help_panel=_CREDENTIALS)
 app.add_typer(placeholder.app, name="placeholder", rich_help_panel=_CREDENTIALS)
 app.add_typer(limit.app, name="limit", rich_help_panel=_CREDENTIALS)
 app.command("exchange", rich_help_panel=_CREDENTIALS)(exchange)
+app.add_typer(tenant.app, name="tenant", rich_help_panel=_WHO)
+app.add_typer(client_commands.app, name="client", rich_help_panel=_WHO)
+app.add_typer(issuer.app, name="issuer", rich_help_panel=_WHO)
 app.command("why", rich_help_panel=_LOOKING)(why)
 app.add_typer(audit.app, name="audit", rich_help_panel=_LOOKING)
 app.add_typer(access.app, name="access", rich_help_panel=_LOOKING)

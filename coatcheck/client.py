@@ -217,6 +217,50 @@ class ControlPlane:
                 "the export broke off", "resume it with --after and the last position you have"
             ) from None
 
+    # --- tenants, clients, issuers ----------------------------------------------------------------------------------
+
+    def tenants(self) -> list[Json]:
+        return self._items("/v1/tenants")
+
+    def add_tenant(self, name: str) -> Json:
+        return self._ask("PUT", f"/v1/tenants/{_segment(name)}")
+
+    def delete_tenant(self, name: str) -> None:
+        self._ask("DELETE", f"/v1/tenants/{_segment(name)}")
+
+    def clients(self) -> list[Json]:
+        return self._items("/v1/clients")
+
+    def add_client(self, fields: Mapping[str, Any]) -> Json:
+        return self._ask("POST", "/v1/clients", dict(fields))
+
+    def change_client(self, name: str, fields: Mapping[str, Any]) -> Json:
+        return self._ask("PATCH", f"/v1/clients/{_segment(name)}", dict(fields))
+
+    def delete_client(self, name: str) -> None:
+        self._ask("DELETE", f"/v1/clients/{_segment(name)}")
+
+    def issuers(self) -> list[Json]:
+        return self._items("/v1/issuers")
+
+    def issuer_presets(self) -> list[Json]:
+        return self._items("/v1/issuer-presets")
+
+    def issuer(self, name: str) -> Json:
+        return self._ask("GET", f"/v1/issuers/{_segment(name)}")
+
+    def add_issuer(self, record: Mapping[str, Any]) -> Json:
+        return self._ask("POST", "/v1/issuers", dict(record))
+
+    def replace_issuer(self, name: str, record: Mapping[str, Any]) -> Json:
+        return self._ask("PUT", f"/v1/issuers/{_segment(name)}", dict(record))
+
+    def delete_issuer(self, name: str) -> None:
+        self._ask("DELETE", f"/v1/issuers/{_segment(name)}")
+
+    def test_issuer(self, name: str, token: str, use: str) -> Json:
+        return self._ask("POST", f"/v1/issuers/{_segment(name)}/test", {"token": token, "use": use})
+
     # --- sessions and exchange --------------------------------------------------------------------------------------
 
     def open_session(self, subject: str) -> Json:

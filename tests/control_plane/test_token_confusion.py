@@ -304,7 +304,6 @@ def test_a_good_token_opens_its_door(doors: Doors, place: str) -> None:
 
 
 @pytest.mark.guards(TOKENS, "if not all(_BASE64URL.fullmatch(part) for part in parts):", "if False:")
-@pytest.mark.guards(TOKENS, 'if "crit" in header:', "if False:")
 @pytest.mark.guards(TOKENS, "if any(name in header for name in _FOREIGN_KEYS):", "if False:")
 @pytest.mark.guards(TOKENS, "if _token_type(header) not in token_types:", "if False:")
 @pytest.mark.guards(TOKENS, "if not set(named_in_token) & set(audiences):", "if False:")
