@@ -267,7 +267,7 @@ async def _assembled(
         internal.router(),
         oauth.router(),
         SessionsApi(access, sessions).router(),
-        WellKnownApi(own_keys, store, issuer).router(),
+        WellKnownApi(own_keys, store, issuer, settings.asks_for_certificates).router(),
         admin.router(),
         PlatformApi(access, key_keeper, injectors).router(),
         AccessApi(access, AccessReview(store, issuance, clock=clock), registry).router(),

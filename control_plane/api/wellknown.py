@@ -6,12 +6,15 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from control_plane.contract.headers import GRANT_TYPE_CLIENT_CREDENTIALS, GRANT_TYPE_TOKEN_EXCHANGE
+from control_plane.core.jwk import ALGORITHMS
 from control_plane.core.records import SUBJECT_ASSERT
 from control_plane.core.scopes import METHOD, READ
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import CrossTenantReason, PlatformScope, Store
 
-AUTH_METHODS: Final = ("client_secret_basic",)
+AUTH_METHODS: Final = ("client_secret_basic", "private_key_jwt")
+WITH_CERTIFICATES: Final = ("tls_client_auth", "self_signed_tls_client_auth")
+"""RFC 8705 §2.1.1 and §2.2.1."""
 _METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -20,6 +23,7 @@ class WellKnownApi:
     own_keys: OwnKeyring
     store: Store
     issuer: str
+    asks_for_certificates: bool = False
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["well-known"])
@@ -35,6 +39,7 @@ class WellKnownApi:
 
     async def metadata(self) -> dict[str, Any]:
         """RFC 8414."""
+        methods = [*AUTH_METHODS, *(WITH_CERTIFICATES if self.asks_for_certificates else ())]
         return {
             "issuer": self.issuer,
             "token_endpoint": f"{self.issuer}/oauth/token",
@@ -44,9 +49,10 @@ class WellKnownApi:
             "grant_types_supported": [GRANT_TYPE_TOKEN_EXCHANGE, GRANT_TYPE_CLIENT_CREDENTIALS],
             "response_types_supported": [],
             "scopes_supported": [SUBJECT_ASSERT, READ, *(METHOD + name for name in _METHODS)],
-            "token_endpoint_auth_methods_supported": list(AUTH_METHODS),
-            "revocation_endpoint_auth_methods_supported": list(AUTH_METHODS),
-            "introspection_endpoint_auth_methods_supported": [*AUTH_METHODS, "bearer"],
+            "token_endpoint_auth_methods_supported": methods,
+            "token_endpoint_auth_signing_alg_values_supported": list(ALGORITHMS),
+            "revocation_endpoint_auth_methods_supported": methods,
+            "introspection_endpoint_auth_methods_supported": [*methods, "bearer"],
         }
 
     async def healthz(self) -> dict[str, str]:

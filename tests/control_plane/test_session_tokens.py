@@ -85,7 +85,7 @@ def test_the_metadata_names_this_issuer(control_plane: ControlPlane) -> None:
 
     assert metadata["issuer"] == control_plane.url
     assert metadata["token_endpoint"] == f"{control_plane.url}/oauth/token"
-    assert metadata["token_endpoint_auth_methods_supported"] == ["client_secret_basic"]
+    assert metadata["token_endpoint_auth_methods_supported"] == ["client_secret_basic", "private_key_jwt"]
 
 
 # --- token confusion -------------------------------------------------------------------------------------------------
