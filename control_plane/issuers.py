@@ -1,4 +1,4 @@
-"""Trusted issuers: whom to believe, and exactly in what. The platform's administrator says so (ADR 0014).
+"""Trusted issuers: whom to believe, and exactly in what. The platform's administrator says so (ADR 0015).
 
 Rule: an issuer is kept only if it makes sense as a whole: one source of keys, asymmetric algorithms, an audience, a
 use, and a claims table that gives what each use needs. Every mistake names the field and what was expected.
