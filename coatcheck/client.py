@@ -110,9 +110,32 @@ class ControlPlane:
     def credential(self, name: str) -> Json:
         return self._ask("GET", f"{self._tenant}/credentials/{_segment(name)}")
 
-    def rotate(self, name: str, secret: Secret, *, compromised: bool) -> Json:
-        body = {"secret": secret.reveal(), "compromised": compromised}
-        return self._ask("POST", f"{self._tenant}/credentials/{_segment(name)}/rotate", body)
+    def rotate(self, name: str, fields: Mapping[str, Any]) -> Json:
+        return self._ask("POST", f"{self._tenant}/credentials/{_segment(name)}/rotate", dict(fields))
+
+    def rotation(self, name: str) -> Json:
+        """The latest one, and how upstreams answered each version lately."""
+        path = f"{self._tenant}/credentials/{_segment(name)}/rotation"
+        return self._ask("GET", path, expected=("rotation", "replies"))
+
+    def help_rotation(self, name: str, verb: str) -> Json:
+        """`promote`, `rollback` or `cancel`."""
+        return self._ask("POST", f"{self._tenant}/credentials/{_segment(name)}/rotation/{verb}")
+
+    def rotation_schedule(self, name: str) -> Json | None:
+        try:
+            return self._ask("GET", f"{self._tenant}/credentials/{_segment(name)}/rotation/schedule")
+        except RefusedCommandError as refused:
+            if refused.code == "not_found":
+                return None
+            raise
+
+    def schedule_rotation(self, name: str, fields: Mapping[str, Any]) -> Json:
+        path = f"{self._tenant}/credentials/{_segment(name)}/rotation/schedule"
+        return self._ask("PUT", path, dict(fields), expected=("every_seconds",))
+
+    def remove_rotation_schedule(self, name: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/credentials/{_segment(name)}/rotation/schedule")
 
     def delete_credential(self, name: str) -> None:
         self._ask("DELETE", f"{self._tenant}/credentials/{_segment(name)}")

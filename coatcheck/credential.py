@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import time
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,6 +11,7 @@ import typer
 from coatcheck.client import Json
 from coatcheck.environment import why_not_a_variable
 from coatcheck.kinds import is_a_document, kind_fields
+from coatcheck.rotation import rotate, rotation
 from coatcheck.secret_input import read_secret
 from coatcheck.stack import control_plane_of
 from coatcheck.state import SUBJECT
@@ -174,7 +176,7 @@ def list_(context: typer.Context) -> None:
         show_json(credentials)
         return
     show_table(
-        ["NAME", "DESTINATIONS", "PLACED IN", "VARIABLES", "VERSION", "UPDATED"],
+        ["NAME", "DESTINATIONS", "PLACED IN", "VARIABLES", "VERSION", "AGE", "DUE", "UPDATED"],
         [
             (
                 each["name"],
@@ -182,6 +184,8 @@ def list_(context: typer.Context) -> None:
                 listing(describe_placement(placement) for placement in each["placements"]),
                 listing(each["variables"]),
                 each["current_version"],
+                age_in_words(each["rotated_at"], now=time.time()),
+                local_time(each["rotation_due_at"]),
                 local_time(each["updated_at"]),
             )
             for each in credentials
@@ -202,24 +206,8 @@ def show(context: typer.Context, name: Name) -> None:
     show_fields(_fields(credential, grants))
 
 
-@app.command("rotate")
-def rotate(
-    context: typer.Context,
-    name: Name,
-    secret_file: SecretFile = None,
-    compromised: Annotated[
-        bool, typer.Option("--compromised", help="The old secret leaked: cut open streams that use it.")
-    ] = False,
-) -> None:
-    """Replace a credential's secret. Placeholders stay the same; streams that are open finish on the old one."""
-    with control_plane_of(context) as control_plane:
-        known = control_plane.credential(name)  # before anybody types a secret for nothing
-        secret = read_secret(secret_file, credential=name, is_a_document=is_a_document(known["kind"]))
-        credential = control_plane.rotate(name, secret, compromised=compromised)
-    if invocation(context).as_json:
-        show_json(credential)
-        return
-    done(f"{name} is at version {credential['current_version']}; placeholders in use stay the same")
+app.command("rotate")(rotate)
+app.command("rotation")(rotation)
 
 
 @app.command("delete")
@@ -251,6 +239,14 @@ def presets(context: typer.Context) -> None:
         ],
         nothing="no presets",
     )
+
+
+def age_in_words(since: float | None, *, now: float) -> str:
+    """How old the secret in use is. Empty: none is in use."""
+    if since is None:
+        return ""
+    hours = max(0, int(now - since)) // 3600
+    return f"{hours // 24} d" if hours >= 48 else f"{hours} h"
 
 
 def default_variable(name: str) -> str:

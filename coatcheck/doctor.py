@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -185,9 +186,26 @@ def _running(state: StateFolder, stack: RunningStack, *, dial_upstreams: bool) -
     yield from _proxy_numbers(stack, log)
     with ControlPlane.of(state) as control_plane:
         yield from _credentials(control_plane.credentials(), control_plane.grants())
+        yield from ages(control_plane.credentials(), now=time.time())
         if dial_upstreams:
             for credential in control_plane.credentials():
                 yield from _upstreams(credential, stack)
+
+
+def ages(credentials: list[Json], *, now: float) -> Iterator[Check]:
+    """Secrets that are older than their schedules let them become."""
+    scheduled = [each for each in credentials if each["rotation_due_at"] is not None]
+    due = [str(each["name"]) for each in scheduled if each["rotation_due_at"] <= now]
+    if due:
+        todo = "submit new ones with 'coatcheck credential rotate NAME'; 'coatcheck credential rotation NAME' says more"
+        yield Check("age of secrets", Health.WARNING, f"due: {_some(due)}", todo)
+    elif scheduled:
+        yield Check("age of secrets", Health.OK, f"{len(scheduled)} on a schedule, none due")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def _answers(link: str, url: str, todo: str) -> Check:

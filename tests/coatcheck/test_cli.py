@@ -128,6 +128,7 @@ def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> No
     for command in (
         "up", "down", "status", "serve", "serve control-plane", "serve migrate", "serve proxy", "serve runtime",
         "credential add", "credential list", "credential show", "credential rotate", "credential delete",
+        "credential rotation",
         "grant add", "grant list", "grant delete", "allow add", "allow list", "allow delete", "exchange",
         "placeholder list", "placeholder issue", "placeholder revoke", "run", "audit tail", "audit export",
         "audit verify", "audit head", "audit keys", "why", "ca export", "doctor", "demo",
