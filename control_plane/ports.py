@@ -262,6 +262,10 @@ class Tokens(Protocol):
         """Those of a client that hang on no session: neither revoked nor expired."""
         ...
 
+    async def forget_of_session(self, session: Session) -> None:
+        """Removes the rows: of a session that is over for good."""
+        ...
+
     async def any_usable_of_before(self, created_before: float, now: float) -> bool:
         """Whether a token that was made before that moment could still be used or renewed."""
         ...

@@ -5,8 +5,8 @@ here. Whoever may not see a session hears that there is none.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from control_plane.access import FORBIDDEN
@@ -33,6 +33,11 @@ SESSION_NOT_FOUND: Final = Refusal(
     RefusalCode.SESSION_NOT_FOUND,
     "there is no such session, or it is not yours, or it is over",
     "open one with POST /v1/sessions",
+)
+NOT_OVER: Final = Refusal(
+    RefusalCode.SESSION_BUSY,
+    "the session is not over, so nothing of it is to be erased yet",
+    "end it first: DELETE /v1/sessions/{id}",
 )
 
 
@@ -154,6 +159,27 @@ class Sessions:
             await end_sessions(records, [current], at=self._clock())
             reach("session.ended")
             await self._trail.record(records, [self._event("session.end", current, by)])
+
+    async def to_erase(self, runtime: Client, *, after: SessionId | None, limit: int) -> Sequence[Session]:
+        """Sessions of this runtime that were ended, and of which it has not said that it kept nothing; by id."""
+        async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
+            found = await records.sessions.to_erase(runtime.id, after=after, limit=limit)
+        return [session for session in found if runtime.serves(session.tenant)]
+
+    async def erased(self, session: Session, *, by: Actor) -> None:
+        """Its runtime has forgotten all that it kept of it, and so do we, but for the tombstone and the trail.
+
+        Again changes nothing. Raises `RefusedError(session_busy)` for one that is not over: the tombstone comes first.
+        """
+        async with self._store.write(TenantScope(session.tenant)) as records:
+            current = await records.sessions.get(session.id)
+            if current is None or current.erased_at is not None:
+                return
+            if current.ended_at is None:
+                raise RefusedError(NOT_OVER)
+            await records.tokens.forget_of_session(current)
+            await records.sessions.replace(replace(current, erased_at=self._clock()))
+            await self._trail.record(records, [self._event("session.erase", current, by)])
 
     def _event(self, action: str, session: Session, by: Actor) -> AuditEvent:
         event = self._trail.event(action, by=by, tenant=session.tenant, subject=session.subject, session=session.id)

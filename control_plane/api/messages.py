@@ -981,6 +981,12 @@ class SessionOut(_Outgoing):
         )
 
 
+class EndedSessionOut(_Outgoing):
+    session_id: str
+    tenant: str
+    ended_at: float
+
+
 class SessionTokenOut(_Outgoing):
     session_id: str
     session_token: str

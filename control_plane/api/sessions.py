@@ -6,12 +6,13 @@ Rule: whoever may not see a session hears that there is none, whatever the reaso
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from control_plane.access import FORBIDDEN, UNAUTHENTICATED, Access, bearer, is_basic, require
+from control_plane.api.admin import Items
 from control_plane.api.errors import request_id
 from control_plane.api.guard import PROBLEMS, actor_of
-from control_plane.api.messages import SessionIn, SessionOut, SessionTokenOut
+from control_plane.api.messages import EndedSessionOut, SessionIn, SessionOut, SessionTokenOut
 from control_plane.api.peer import peer_certificate
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import RefusedError
@@ -19,7 +20,7 @@ from control_plane.core.delegation import Chain, InvalidDelegationError, from_ac
 from control_plane.core.identity import Use, VerifiedIdentity
 from control_plane.core.names import OBJECT_ID
 from control_plane.core.policy import Action, Principal
-from control_plane.core.records import Client, Session
+from control_plane.core.records import Client, ClientKind, Session
 from control_plane.core.session_token import InvalidSessionTokenError
 from control_plane.credentials import invalid_field
 from control_plane.sessions import (
@@ -32,6 +33,8 @@ from control_plane.sessions import (
 )
 from control_plane.trail import Actor
 
+AfterQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
+LimitQuery = Annotated[int, Query(ge=1, le=1000)]
 SessionPath = Annotated[str, Path(pattern=OBJECT_ID)]
 
 
@@ -43,6 +46,8 @@ class SessionsApi:
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/sessions", responses=PROBLEMS, tags=["sessions"])
         router.add_api_route("", self.open, methods=["POST"], status_code=201)
+        router.add_api_route("/ended", self.ended, methods=["GET"])
+        router.add_api_route("/{session}/erased", self.erased, methods=["POST"], status_code=204)
         router.add_api_route("/{session}/token", self.token, methods=["POST"])
         router.add_api_route("/{session}", self.get, methods=["GET"])
         router.add_api_route("/{session}", self.end, methods=["DELETE"], status_code=204)
@@ -105,6 +110,30 @@ class SessionsApi:
         """Revokes its placeholders. Ending it again changes nothing."""
         found, by = await self._seen(request, SessionId(session), Action.SESSION_WRITE)
         await self.sessions.end(found, by=by)
+        return Response(status_code=204)
+
+    async def ended(
+        self, request: Request, after: AfterQuery = None, limit: LimitQuery = 100
+    ) -> Items[EndedSessionOut]:
+        """For a runtime: its sessions that were ended, and of which it may still keep something; the next page is after
+        the last id. A session that it keeps something of and that is unknown here is over, too."""
+        runtime = await self.access.client_of_kind(request.headers.get("authorization"), ClientKind.RUNTIME)
+        last = SessionId(after) if after is not None else None
+        found = await self.sessions.to_erase(runtime, after=last, limit=limit)
+        return Items(
+            items=[
+                EndedSessionOut(session_id=session.id, tenant=session.tenant, ended_at=session.ended_at or 0.0)
+                for session in found
+            ]
+        )
+
+    async def erased(self, request: Request, session: SessionPath) -> Response:
+        """For its runtime, once it has forgotten all that it kept of an ended session. Again changes nothing."""
+        runtime = await self.access.client_of_kind(request.headers.get("authorization"), ClientKind.RUNTIME)
+        found = await self.sessions.find(SessionId(session))
+        if found.runtime != runtime.id or not runtime.serves(found.tenant):
+            raise RefusedError(SESSION_NOT_FOUND)
+        await self.sessions.erased(found, by=Actor(runtime.id, request_id(request)))
         return Response(status_code=204)
 
     async def _seen(self, request: Request, session_id: SessionId, action: Action) -> tuple[Session, Actor]:

@@ -24,7 +24,10 @@ OPEN = {
 }
 INTERNAL = [("POST", "/internal/resolve"), ("GET", "/internal/tag-keys"), ("POST", "/internal/audit")]
 OAUTH = [("POST", "/oauth/token"), ("POST", "/oauth/revoke")]
-SESSIONS = {"/v1/sessions", "/v1/sessions/{session}", "/v1/sessions/{session}/token"}
+SESSIONS = {
+    *("/v1/sessions", "/v1/sessions/{session}", "/v1/sessions/{session}/token"),
+    *("/v1/sessions/ended", "/v1/sessions/{session}/erased"),
+}
 
 
 def routes(control_plane: ControlPlane) -> list[tuple[str, str]]:
@@ -113,7 +116,7 @@ def test_every_session_route_is_closed_to_proxies_and_to_nobody(granted: Workspa
     callers = Callers(granted)
     found = [(method, path) for method, path in routes(granted.control_plane) if path in SESSIONS]
 
-    assert len(found) == 4
+    assert len(found) == 6
     for method, path in found:
         for kind in ("proxy", "nobody"):
             response = ask(granted.control_plane, method, path, callers.headers[kind])

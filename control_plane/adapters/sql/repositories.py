@@ -538,6 +538,10 @@ class SqlTokens:
         where = (condition, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
         return update(TOKENS).where(*where).values(revoked_at=at)
 
+    async def forget_of_session(self, session: Session) -> None:
+        of_session = (TOKENS.c.tenant == session.tenant, TOKENS.c.session == session.id)
+        await self._tx.change(delete(TOKENS).where(*of_session, self._tx.mine(TOKENS.c.tenant)))
+
     async def any_usable_of_before(self, created_before: float, now: float) -> bool:
         session_lives = exists(select(SESSIONS.c.id).where(SESSIONS.c.id == TOKENS.c.session, _is_live(now)))
         usable = and_(TOKENS.c.revoked_at.is_(None), or_(TOKENS.c.expires_at > now, session_lives))
