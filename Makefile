@@ -99,6 +99,7 @@ install_nginx = { test "$$(id -u)" = 0 && apt-get update -qq && RUNLEVEL=1 apt-g
 bench: $(VENV)/.test $(BENCH_VENV)/.bench ## this proxy beside a direct connection, nginx and mitmproxy
 	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(install_nginx) \
 	  || { echo 'the benchmark compares with nginx (Debian: apt-get install nginx-light)' >&2; exit 1; }
+	$(BIN)/python -m bench.rotation
 	$(BIN)/python -m bench.run $(ARGS)
 
 # --- now and then -----------------------------------------------------------------------------------------------------

@@ -383,6 +383,7 @@ class RotationKeeper:
             # A version that was revoked never comes back.
             raise RefusedError(NOT_RUNNING) from None
         await self._published(records, credential, by=by, action=_ACTION[phase], rotation=rotation)
+        reach("rotation.step_taken")
 
     async def _entered(
         self,

@@ -206,12 +206,21 @@ def test_the_admin_port_is_for_those_who_read_metrics() -> None:
 def test_no_workload_may_use_the_proxy_until_it_is_named() -> None:
     policy = of_component(render(case_values("sqlite")), "NetworkPolicy", "proxy")
 
-    (rule,) = policy["spec"]["ingress"]
+    by_peer = {
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: [port["port"] for port in rule["ports"]]
+        for rule in policy["spec"]["ingress"]
+        for peer in rule["from"]
+    }
 
-    assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]] == ["runtime"]
+    assert by_peer == {"runtime": [8471, 8472], "control-plane": [8472]}, "the control plane tries new secrets"
 
 
 def test_the_control_plane_has_no_way_to_the_internet() -> None:
     policy = of_component(render(case_values("sqlite")), "NetworkPolicy", "control-plane")
 
-    assert [rule["ports"] for rule in policy["spec"]["egress"]] == [DNS]
+    dns, proxy = policy["spec"]["egress"]
+
+    assert dns["ports"] == DNS
+    assert proxy["ports"] == [{"port": 8472, "protocol": "TCP"}]
+    (peer,) = proxy["to"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "proxy"
