@@ -25,6 +25,9 @@ def add(
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="The host may be a private or loopback address.")
     ] = False,
+    tunnel: Annotated[
+        bool, typer.Option("--tunnel", help="Do not look inside its TLS: for clients that pin certificates.")
+    ] = False,
 ) -> None:
     """Allow a host; without a port, 443 for https and 80 for http."""
     fields = rule_of(host)
@@ -32,6 +35,8 @@ def add(
         fields["methods"] = [each.upper() for each in method]
     if allow_private:
         fields["allow_private"] = True
+    if tunnel:
+        fields["tunnel"] = True
     with control_plane_of(context) as control_plane:
         rule = control_plane.add_allow_rule(fields)
     if invocation(context).as_json:
@@ -49,13 +54,14 @@ def list_(context: typer.Context) -> None:
         show_json(rules)
         return
     show_table(
-        ["ID", "HOST", "METHODS", "PRIVATE", "FOR"],
+        ["ID", "HOST", "METHODS", "PRIVATE", "TLS", "FOR"],
         [
             (
                 each["id"],
                 describe_rule(each),
                 listing(each.get("methods") or ["any"]),
                 "may be" if each.get("allow_private") else "no",
+                "unopened" if each.get("tunnel") else "intercepted",
                 f"session {each['session']}" if each.get("session") else "every session",
             )
             for each in rules

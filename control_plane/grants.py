@@ -36,6 +36,7 @@ class NewAllowRule:
     methods: frozenset[str] | None
     allow_private: bool
     session: SessionId | None
+    tunnel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ class AllowRuleKeeper:
         """Raises `RefusedError` (`not_found`, `session_not_found`)."""
         async with self._store.write(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
+            if new.tunnel and new.methods is not None:
+                raise invalid_field("tunnel", "nothing inside an unopened tunnel is seen, so no methods can be named")
             if new.session is not None:
                 session = await records.sessions.get(new.session)
                 if session is None or not session.is_live(self._clock()):
@@ -143,6 +146,7 @@ class AllowRuleKeeper:
                 allow_private=new.allow_private,
                 session=new.session,
                 created_at=self._clock(),
+                tunnel=new.tunnel,
             )
             await records.rules.add(rule)
             await self._published(records, "allow.add", rule, by)

@@ -122,6 +122,7 @@ class ClientConnection(asyncio.Protocol):
         "_tls",
         "_transport",
         "_tunnel_context",
+        "_unopened",
         "exchange",
         "services",
         "write",
@@ -141,6 +142,8 @@ class ClientConnection(asyncio.Protocol):
         self._held = bytearray()
         self._opener_credential: str | None = None
         self._tunnel_context: ssl.SSLContext | None = None
+        self._unopened: Forward | None = None
+        """Inside a CONNECT that is not looked into."""
         self._awaits_hello = False
         self._misdirected = False
         self.exchange: Exchange | None = None
@@ -269,6 +272,9 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(Refusal(RefusalCode.MALFORMED_REQUEST, detail), close=True)
             return
         self._held.clear()
+        if self._unopened is not None:
+            self._carry(self._unopened, hello, opening)
+            return
         if hello.application_protocols and b"http/1.1" not in hello.application_protocols:
             self.write(NO_APPLICATION_PROTOCOL_ALERT)
             self._close()
@@ -286,6 +292,47 @@ class ClientConnection(asyncio.Protocol):
             return canonical_host(hello.server_name) == tunnel.host
         except InvalidDestinationError:
             return False
+
+    def _carry(self, unopened: Forward, hello: ClientHello, opening: bytes) -> None:
+        """What the rule lets through is TLS to that host: another name inside would be another destination."""
+        if not self._is_for_tunnel(hello):
+            detail = "The TLS server name is not the host of the CONNECT."
+            self._refuse(Refusal(RefusalCode.MISDIRECTED_REQUEST, detail), close=True, forward=unopened)
+            return
+        self._awaits_hello = False
+        self._is_busy = True
+        self._stage = self._http
+        self._held += opening
+        self._task = self.services.loop.create_task(self._carry_on(unopened))
+
+    async def _carry_on(self, unopened: Forward) -> None:
+        services = self.services
+        try:
+            upstream = await services.upstreams.connect(
+                self._lane(unopened), allow_private=unopened.allow_private, unopened=True
+            )
+        except RefusedError as refused:
+            self._task = None
+            self._refuse(refused.refusal, close=True, forward=unopened)
+            return
+        except Exception as error:  # border, as in `data_received`
+            self._task = None
+            self.internal_error(error)
+            return
+        self._task = None
+        assert self._head is not None
+        prepared = self._prepare(unopened, self._head)
+        if prepared.load.is_full:
+            upstream.close()
+            self._refuse(OVERLOADED, close=True, forward=unopened)
+            return
+        self._load = prepared.load
+        prepared.load.count += 1
+        self.exchange = exchange = Exchange(self, prepared.plan, request_id=self._request_id, services=services)
+        services.audit.record_again(prepared.room, prepared.event.encode(self._request_id, services.clock()))
+        services.counters.forwards += 1
+        exchange.carry(upstream, client_is_slow=self._is_slow)
+        self._after_wait()
 
     def _intercept(self, opening: bytes) -> None:
         assert self._out is not None
@@ -415,7 +462,7 @@ class ClientConnection(asyncio.Protocol):
             return
         elif type(decision) is Tunnel:
             context = self.services.leaf_contexts.cached(decision.endpoint.host)
-            if context is not None:
+            if context is not None or decision.unopened is not None:
                 self._open_tunnel(decision, context)
                 return
         self._task = self.services.loop.create_task(self._wait(decision))
@@ -540,6 +587,10 @@ class ClientConnection(asyncio.Protocol):
                 match decision:
                     case Resolve(ask=ask):
                         await services.ask(ask)
+                    case Tunnel(unopened=Forward()):
+                        self._task = None
+                        self._open_tunnel(decision, None)
+                        return
                     case Tunnel(endpoint=endpoint):
                         context = await services.leaf_contexts.context_for(endpoint.host)
                         self._task = None
@@ -652,12 +703,13 @@ class ClientConnection(asyncio.Protocol):
         if len(self._held) <= MAX_HELD_BYTES:
             self.resume_reading()
 
-    def _open_tunnel(self, tunnel: Tunnel, context: ssl.SSLContext) -> None:
+    def _open_tunnel(self, tunnel: Tunnel, context: ssl.SSLContext | None) -> None:
         self.services.counters.tunnels += 1
         self.write(TUNNEL_OPEN)
         self._facts = replace(self._facts, proxy_credential=tunnel.proxy_credential, tunnel=tunnel.endpoint)
         self._prepared = None  # made of other facts
-        self._tunnel_context = context
+        self._tunnel_context = context if tunnel.unopened is None else None
+        self._unopened = tunnel.unopened
         self._awaits_hello = True
         self._is_busy = False
         self._since = self.services.loop.time()
@@ -709,6 +761,8 @@ class ClientConnection(asyncio.Protocol):
             await self.services.ask(decision.ask)
         if isinstance(decision, Refuse) and decision.refusal.audited_code not in _NO_REASON_TO_CUT:
             return decision.refusal
+        if self._unopened is not None and isinstance(decision, Tunnel) and decision.unopened is None:
+            return Refusal(RefusalCode.DESTINATION_DENIED, "What goes there is looked into from now on.")
         return None
 
     def exchange_to_be_repeated(self, exchange: Exchange) -> None:

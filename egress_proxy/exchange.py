@@ -63,7 +63,7 @@ class Exchange:
         "_continue_timer",
         "_interim_replies",
         "_is_on_used_connection",
-        "_is_websocket",
+        "_is_opaque",
         "_is_whole",
         "_loop",
         "_may_continue",
@@ -109,7 +109,7 @@ class Exchange:
         self._continue_timer: asyncio.TimerHandle | None = None
         # the reply
         self._is_whole = False
-        self._is_websocket = False
+        self._is_opaque = False
         self._interim_replies = 0
         self._reply: ResponseHead | None = None
         self._reply_buffer = b""
@@ -132,8 +132,10 @@ class Exchange:
 
     @property
     def status(self) -> int | None:
-        """The reply's, once its head is there."""
-        return self._reply.status if self._reply is not None else None
+        """The reply's, once its head is there; what is carried unopened had its 200 before."""
+        if self._reply is not None:
+            return self._reply.status
+        return 200 if self._is_opaque else None
 
     @property
     def hits(self) -> int:
@@ -165,6 +167,15 @@ class Exchange:
         upstream.reader = self
         upstream.write(wire)
 
+    def carry(self, upstream: UpstreamConnection, *, client_is_slow: bool) -> None:
+        """Nothing of a request or a reply: bytes both ways, as they come, until one side ends."""
+        self._upstream = upstream
+        self.active_at = self.began_at = self._loop.time()
+        self._is_opaque = self.wants_body = self.closes_client = True
+        upstream.reader = self
+        if client_is_slow:
+            self.client_pause_writing()
+
     @property
     def served_whole(self) -> bool:
         """Whether request and reply were whole pieces, and nothing but the two is left of them here."""
@@ -188,7 +199,7 @@ class Exchange:
         if upstream is None:
             return data
         self.active_at = self._loop.time()
-        if self._is_websocket:
+        if self._is_opaque:
             upstream.write(data)
             return b""
         self._no_continue()
@@ -214,7 +225,7 @@ class Exchange:
     def upstream_data(self, data: bytes) -> None:
         self.active_at = self._loop.time()
         try:
-            if self._reply is not None:
+            if self._reply is not None or self._is_opaque:
                 out = self._reply_body(data)
             elif out := self._whole_reply(data):
                 self._client.write(out)
@@ -243,14 +254,14 @@ class Exchange:
             return
         if out:
             self._client.write(out)
-        if self._is_websocket:
+        if self._is_opaque:
             self._client.exchange_takes_more()
         elif self._reply is not None and self._reply_framing is Framing.NONE:
             self._reply_is_complete()
 
     def upstream_ended(self, *, cleanly: bool) -> None:
         self._upstream = None
-        if self._is_websocket:
+        if self._is_opaque:
             self._client.exchange_ended(self, body_is_unread=False)
         elif self._reply is not None and self._reply_framing is Framing.UNTIL_CLOSE and cleanly:
             self._client.write(self._last_of_reply())
@@ -347,7 +358,7 @@ class Exchange:
         """From here on both sides are carried as they come, until one of them ends (RFC 6455): frames are opaque."""
         self._no_continue()
         self._reply = head
-        self._is_websocket = self.wants_body = self.closes_client = True
+        self._is_opaque = self.wants_body = self.closes_client = True
         return self._scrubbed_head(render_response(head, framing=Framing.NONE, close=False))
 
     def _interim_head(self, head: ResponseHead) -> bytes:
@@ -397,7 +408,7 @@ class Exchange:
 
     def _reply_body(self, data: bytes) -> bytes:
         """What to send on, from bytes that hold (a part of) the body. Raises `UpstreamProtocolError`."""
-        if self._is_websocket:
+        if self._is_opaque:
             return data
         if self._reply_framing is Framing.LENGTH:
             left = self._reply_left

@@ -199,7 +199,7 @@ class _OneUpstream:
     def take(self, _lane: Lane, *, allow_private: bool) -> UpstreamConnection | None:
         return self._connection
 
-    async def connect(self, _lane: Lane, *, allow_private: bool) -> UpstreamConnection:
+    async def connect(self, _lane: Lane, *, allow_private: bool, unopened: bool = False) -> UpstreamConnection:
         return self._connection
 
     def give_back(self, connection: UpstreamConnection) -> None:

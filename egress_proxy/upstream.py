@@ -319,15 +319,15 @@ class Upstreams:
                     return connection
         return None
 
-    async def connect(self, lane: Lane, *, allow_private: bool) -> UpstreamConnection:
-        """A new, verified connection. Raises `RefusedError`."""
+    async def connect(self, lane: Lane, *, allow_private: bool, unopened: bool = False) -> UpstreamConnection:
+        """A new connection, verified unless somebody else speaks TLS over it. Raises `RefusedError`."""
         endpoint = lane.endpoint
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
                 addresses = await self._book.look_up(endpoint.host)
                 check_addresses(addresses, port=endpoint.port, allow_private=allow_private, own=self._own)
                 connection = await self._first_to_answer(lane, addresses)
-                if endpoint.scheme == "https":
+                if endpoint.scheme == "https" and not unopened:
                     await self._verified(connection, endpoint)
         except TimeoutError:
             raise RefusedError(

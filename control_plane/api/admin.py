@@ -244,6 +244,7 @@ class AdminApi:
             methods=_set(body.methods),
             allow_private=body.allow_private,
             session=SessionId(body.session) if body.session is not None else None,
+            tunnel=body.tunnel,
         )
         return AllowRuleOut.of(await self.rules.add(TenantId(tenant), new, by=actor(request)))
 

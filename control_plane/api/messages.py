@@ -386,6 +386,8 @@ class AllowRuleIn(_Incoming):
     methods: Methods | None = None
     allow_private: bool = False
     session: ObjectId | None = None
+    tunnel: bool = False
+    """A CONNECT to it is not intercepted: for clients that pin certificates. Nothing inside is looked at."""
 
 
 class LimitIn(_Incoming):
@@ -708,6 +710,7 @@ class AllowRuleOut(_Outgoing):
     allow_private: bool
     session: str | None
     created_at: float
+    tunnel: bool
 
     @classmethod
     def of(cls, rule: TenantAllowRule) -> "AllowRuleOut":
@@ -720,6 +723,7 @@ class AllowRuleOut(_Outgoing):
             allow_private=rule.allow_private,
             session=rule.session,
             created_at=rule.created_at,
+            tunnel=rule.tunnel,
         )
 
 

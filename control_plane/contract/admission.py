@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from control_plane.contract.address import is_public
-from control_plane.contract.destination import DEFAULT_PORTS, Destination, Endpoint, authority, is_ip_literal
+from control_plane.contract.destination import DEFAULT_PORTS, AllowRule, Destination, Endpoint, authority, is_ip_literal
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import Policy
@@ -59,14 +59,18 @@ class Handling:
         )
 
 
-def admit_tunnel(policy: Policy, endpoint: Endpoint) -> None:
-    """Whether a CONNECT to this place may be answered. Raises `RefusedError`."""
+def admit_tunnel(policy: Policy, endpoint: Endpoint) -> AllowRule | None:
+    """Whether a CONNECT to this place may be answered; the rule by which it goes through unopened, None where it is
+    intercepted. A place that has a credential is never left unopened. Raises `RefusedError`."""
     bound = any(d.endpoint == endpoint for route in policy.routes for d in route.destinations)
-    allowed = any(
-        rule.host == endpoint.host and (rule.port or DEFAULT_PORTS["https"]) == endpoint.port for rule in policy.allow
-    )
-    if not bound and not allowed:
+    rules = [
+        rule
+        for rule in policy.allow
+        if rule.host == endpoint.host and (rule.port or DEFAULT_PORTS["https"]) == endpoint.port
+    ]
+    if not bound and not rules:
         _refuse_destination(endpoint)
+    return None if bound else next((rule for rule in rules if rule.tunnel and rule.methods is None), None)
 
 
 def admit_bare(policy: Policy, endpoint: Endpoint, method: str, raw_path: str, now: float) -> Handling:

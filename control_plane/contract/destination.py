@@ -279,6 +279,8 @@ class AllowRule:
     methods: frozenset[str] | None = None
     allow_private: bool = False
     id: str = field(default="", compare=False)
+    tunnel: Trait = False
+    """A CONNECT goes through unopened: what is inside is between the client and the host, and is not looked at."""
 
     def admits(self, endpoint: Endpoint, method: str) -> bool:
         port = self.port if self.port is not None else DEFAULT_PORTS[endpoint.scheme]

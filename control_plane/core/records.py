@@ -205,10 +205,11 @@ class TenantAllowRule:
     session: SessionId | None
     """Set: the rule lives and dies with this session."""
     created_at: float
+    tunnel: bool = False
 
     @property
     def rule(self) -> AllowRule:
-        return AllowRule(self.host, self.port, self.methods, self.allow_private, self.id)
+        return AllowRule(self.host, self.port, self.methods, self.allow_private, self.id, self.tunnel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,13 @@ class Connection:
 
 @dataclass(slots=True)
 class Tunnel:
-    """A CONNECT that may be answered with 200 and intercepted."""
+    """A CONNECT that may be answered with 200: and then intercepted, or carried on unopened."""
 
     caller: Caller
     endpoint: Endpoint
     proxy_credential: GenuineToken
+    unopened: "Forward | None" = None
+    """What is carried on where nothing is looked at."""
 
 
 @dataclass(slots=True)
@@ -195,8 +197,13 @@ def decide_connect(head: RequestHead, connection: Connection, view: CacheView, n
 
         # (4) Default deny.
         policy = _policy(known.caller, view)
-        admit_tunnel(policy, endpoint)
-        return Tunnel(known.caller, endpoint, credential)
+        rule = admit_tunnel(policy, endpoint)
+        if rule is None:
+            return Tunnel(known.caller, endpoint, credential)
+        handling = Handling(allow_private=rule.allow_private)
+        until = known.expires_at
+        unopened = Forward(known.caller, credential, endpoint, handling, b"", head, (), (), None, until)
+        return Tunnel(known.caller, endpoint, credential, unopened)
     except _AskFirst as question:
         return Resolve(question.ask)
     except RefusedError as refused:

@@ -220,6 +220,11 @@ class ControlPlaneSimulator:
         self._state.rules.setdefault(tenant, []).append(AllowRule(host, port, **rule))
         self.publish("policy", tenant=tenant)
 
+    def disallow(self, tenant: str) -> None:
+        """Takes back every rule of the tenant."""
+        self._state.rules.pop(tenant, None)
+        self.publish("policy", tenant=tenant, revoked=True)
+
     def change(self, ticket: Ticket, *, secret: str | None = None, **binding: Any) -> None:
         """What the placeholder stands for from now on. Tells nobody: see `publish`."""
         changed = replace(ticket.binding, **binding)

@@ -223,6 +223,7 @@ class AllowRuleRow(Base):
     allow_private: Mapped[bool] = mapped_column(Boolean)
     session: Mapped[str | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"), index=True)
     created_at: Mapped[float] = mapped_column(Float)
+    tunnel: Mapped[bool] = mapped_column(Boolean)
 
 
 class SessionRow(Base):
