@@ -312,6 +312,45 @@ def test_an_expired_placeholder_is_refused(world: World) -> None:
     assert code(decision) == "expired_placeholder"
 
 
+@pytest.mark.guards(DECISION, "    if end is None or end > now:\n", "    if True:\n")
+def test_a_secret_past_its_own_end_is_asked_for_again_and_never_used(world: World) -> None:
+    connection = tunnel_to(URL, world.proxy_credential(ALICE))
+    stale = world.credential(ALICE, URL, secret_expires_at=NOW, asked_at=NOW - 30)
+    just_asked = world.credential(ALICE, URL, secret_expires_at=NOW, asked_at=NOW)
+    good = world.credential(ALICE, URL, secret_expires_at=NOW + 0.1)
+
+    again, refused, used = (
+        ask(head_of("GET / HTTP/1.1", f"Authorization: Bearer {each}"), connection, world)
+        for each in (stale, just_asked, good)
+    )
+
+    assert isinstance(again, Resolve)
+    assert code(refused) == "credential_unavailable"
+    assert isinstance(used, Forward)
+    assert used.until == NOW + 0.1
+
+
+@pytest.mark.guards(DECISION, "    if not is_placed(resolved.binding.credential_kind):\n", "    if False:\n")
+@pytest.mark.parametrize("kind", ["hmac", "aws_assume_role", "client_certificate", "invented_later"])
+def test_a_document_is_never_placed_as_if_it_were_a_key(world: World, kind: str) -> None:
+    placeholder = world.credential(ALICE, URL, kind=kind)
+    connection = tunnel_to(URL, world.proxy_credential(ALICE))
+
+    decision = ask(head_of("GET / HTTP/1.1", f"Authorization: Bearer {placeholder}"), connection, world)
+
+    assert code(decision) == "credential_unavailable"
+
+
+@pytest.mark.parametrize("kind", ["static", "oauth_refresh_token", "github_app"])
+def test_a_minted_token_is_placed_like_any_key(world: World, kind: str) -> None:
+    placeholder = world.credential(ALICE, URL, kind=kind)
+    connection = tunnel_to(URL, world.proxy_credential(ALICE))
+
+    decision = ask(head_of("GET / HTTP/1.1", f"Authorization: Bearer {placeholder}"), connection, world)
+
+    assert isinstance(decision, Forward)
+
+
 @pytest.mark.guards(DECISION, "    if binding.caller != caller:\n", "    if False:\n")
 def test_another_subjects_placeholder_is_refused(world: World) -> None:
     stolen = world.credential(ALICE, URL)

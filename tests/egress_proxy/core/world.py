@@ -86,6 +86,8 @@ class World:
         asked_at: float = NOW - 30,
         required: bool = False,
         prefix: str = "coat_",
+        kind: str = "static",
+        secret_expires_at: float | None = None,
     ) -> str:
         """Grant `caller` a credential for the urls; returns the placeholder."""
         self.count += 1
@@ -102,6 +104,8 @@ class World:
             placements=placements,
             scopes=scopes,
             expires_at=expires_at,
+            credential_kind=kind,
+            secret_expires_at=secret_expires_at,
         )
         self.placeholders[fingerprint(text)] = Resolved(binding, Secret(secret), asked_at)
         route = Route(name, binding.credential_id, destinations, scopes, placements, required)
