@@ -24,10 +24,12 @@ from coatcheck import (
     grant,
     injector,
     issuer,
+    kek,
     key,
     limit,
     placeholder,
     serve,
+    source,
     tenant,
 )
 from coatcheck.doctor import doctor
@@ -91,6 +93,8 @@ app.command("doctor", rich_help_panel=_LOOKING)(doctor)
 app.command("up", rich_help_panel=_STACK)(up)
 app.command("down", rich_help_panel=_STACK)(down)
 app.command("status", rich_help_panel=_STACK)(status)
+app.add_typer(source.app, name="source", rich_help_panel=_CREDENTIALS)
+app.add_typer(kek.app, name="kek", rich_help_panel=_STACK)
 app.add_typer(ca.app, name="ca", rich_help_panel=_STACK)
 app.add_typer(key.app, name="key", rich_help_panel=_PRODUCTION)
 app.add_typer(injector.app, name="injector", rich_help_panel=_PRODUCTION)

@@ -140,6 +140,40 @@ class ControlPlane:
     def delete_credential(self, name: str) -> None:
         self._ask("DELETE", f"{self._tenant}/credentials/{_segment(name)}")
 
+    # --- sources and key-encryption keys ----------------------------------------------------------------------------
+
+    def sources(self) -> list[Json]:
+        return self._items("/v1/sources")
+
+    def source(self, name: str) -> Json:
+        return self._ask("GET", f"/v1/sources/{_segment(name)}")
+
+    def put_source(self, name: str, fields: Mapping[str, Any]) -> Json:
+        return self._ask("PUT", f"/v1/sources/{_segment(name)}", dict(fields))
+
+    def delete_source(self, name: str) -> None:
+        self._ask("DELETE", f"/v1/sources/{_segment(name)}")
+
+    def test_source(self, name: str, *, tenant: str, name_there: str) -> Json:
+        body = {"tenant": tenant, "name": name_there}
+        return self._ask("POST", f"/v1/sources/{_segment(name)}/test", body, expected=("readable", "detail"))
+
+    def keks(self) -> list[Json]:
+        return self._items("/v1/keks")
+
+    def reload_keks(self) -> list[Json]:
+        items: list[Json] = self._ask("POST", "/v1/keks/reload", expected=("items",))["items"]
+        return items
+
+    def start_rewrap(self) -> Json:
+        return self._ask("POST", "/v1/keks/rewrap", expected=("state",))
+
+    def rewrap_status(self) -> Json:
+        return self._ask("GET", "/v1/keks/rewrap", expected=("state",))
+
+    def retire_kek(self, kek_id: str, *, abandon: bool) -> None:
+        self._ask("POST", f"/v1/keks/{_segment(kek_id)}/retire", {"abandon": abandon})
+
     # --- grants, allow rules, placeholders --------------------------------------------------------------------------
 
     def add_grant(self, fields: Mapping[str, Any]) -> Json:

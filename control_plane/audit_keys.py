@@ -61,9 +61,11 @@ class AuditKeys:
         """Raises `RefusedError(credential_unavailable)` where the stored keys do not open."""
         now = self._clock()
         if self._ring is None or abs(now - self._looked_at) >= LOOK_AGAIN_SECONDS:
-            stored = await self._stored() or await self._first()
-            self._ring, self._looked_at = self._opened(stored), now
+            self._ring, self._looked_at = await self._custody.with_keys(self._open_or_make), now
         return self._ring
+
+    async def _open_or_make(self) -> AuditKeyRing:
+        return self._opened(await self._stored() or await self._first())
 
     async def _stored(self) -> Sequence[OwnKey]:
         async with self._store.read(_SCOPE) as records:

@@ -31,7 +31,6 @@ from control_plane.adapters.hooks.aws_iam import IamAccessKeyHook
 from control_plane.adapters.hooks.http import TYP as HOOK_TYP
 from control_plane.adapters.hooks.http import HttpHook
 from control_plane.adapters.jwks import FetchedKeys
-from control_plane.adapters.keyring import read_kek_files
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
 from control_plane.adapters.outbound_proxy import HttpProbeCaller
 from control_plane.adapters.providers.table import providers
@@ -42,6 +41,7 @@ from control_plane.api.access import AccessApi
 from control_plane.api.admin import AdminApi
 from control_plane.api.app import build_app
 from control_plane.api.audit import AuditApi
+from control_plane.api.custody import CustodyApi
 from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
 from control_plane.api.issuers import IssuersApi
@@ -62,6 +62,7 @@ from control_plane.contract.refusal import RefusedError
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.credentials import CredentialKeeper
 from control_plane.custody import Custody
+from control_plane.custody_wiring import ring_reader, source_readers
 from control_plane.database import migrate_once, opened
 from control_plane.direct import DirectMode
 from control_plane.exchange import Exchange
@@ -73,6 +74,7 @@ from control_plane.injectors import Injectors
 from control_plane.introspection import Introspection
 from control_plane.issuance import Issuance
 from control_plane.issuers import IssuerKeeper
+from control_plane.kek_ring import SETTLE_SECONDS, KekRing
 from control_plane.keys import KeyKeeper
 from control_plane.limits import LimitKeeper, Quotas
 from control_plane.material import Material
@@ -89,6 +91,8 @@ from control_plane.scheduling import ROUND_SECONDS as SCHEDULE_SECONDS
 from control_plane.scheduling import ScheduleKeeper
 from control_plane.sessions import Sessions
 from control_plane.sharing import Hints, shared
+from control_plane.source_registry import SourceRegistry
+from control_plane.sources import REFRESH_SECONDS, SecretSources
 from control_plane.trail import Actor, Trail
 from control_plane.trail_export import TrailExport
 from control_plane.upkeep import ROUND_SECONDS, Chore, Upkeep, keep_up
@@ -106,6 +110,8 @@ _log = structlog.get_logger("control_plane")
 class RunningControlPlane:
     url: str
     """Where it listens, without a final slash."""
+    reload: Callable[[], None]
+    """Look again at files that may have changed: key-encryption keys."""
 
 
 @asynccontextmanager
@@ -127,14 +133,14 @@ async def running(
             shared(settings, database) as hints,
             contextlib.AsyncExitStack() as at_the_end,
         ):
-            app, chores = await _assembled(
+            assembled = await _assembled(
                 settings, database, hints, outbound, trust, url, at_the_end, clock=clock, entropy=entropy
             )
             async with (
-                _upkept(chores),
-                _serving(_uvicorn_config(app, settings, trust), listener, hints.wake),
+                _upkept(assembled.chores),
+                _serving(_uvicorn_config(assembled.app, settings, trust), listener, hints.wake),
             ):
-                yield RunningControlPlane(url)
+                yield RunningControlPlane(url, reload=assembled.keks.wake)
 
 
 async def serve(settings: Settings) -> None:
@@ -145,6 +151,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as control_plane:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, control_plane.reload)
         port = int(control_plane.url.rpartition(":")[2])
         _log.info("listening", part="control_plane", url=control_plane.url, port=port)
         await stop.wait()
@@ -169,9 +176,17 @@ async def _assembled(
     *,
     clock: Clock,
     entropy: Entropy,
-) -> tuple[ASGIApp, Sequence[Chore]]:
-    # (1) What the settings name: the key ring, the administrator, the clients. Files are read once, here.
-    custody = Custody(read_kek_files(settings.kek_files), entropy=entropy)
+) -> "_Assembled":
+    # (1) What the settings name: the key ring, the administrator, the clients. Files are read once, here; the ring's
+    # again and again.
+    read_ring = ring_reader(settings, outbound)
+    custody = Custody(
+        read_ring(),
+        entropy=entropy,
+        clock=clock,
+        cache_seconds=settings.kek_cache_seconds,
+        max_stale_seconds=settings.kek_max_stale_seconds,
+    )
     admin_token = read_secret_file(settings.admin_token_file) if settings.admin_token_file else None
     clients = read_clients_file(settings.clients_file) if settings.clients_file else None
     issuer = settings.issuer_url or url
@@ -180,7 +195,18 @@ async def _assembled(
     registry = Registry(store, trail, clock=clock, entropy=entropy, admit=trust.admit)
     if clients is not None:
         await registry.reconcile(clients, by=Actor("settings", "start"))
-    # (3) Our own keys. Where they do not open we still start, not ready, so that it can be seen why.
+    # (3) The ring as every replica has seen it, and our own keys under it. Where they do not open we still start, not
+    # ready, so that it can be seen why.
+    keks = KekRing(
+        store,
+        custody,
+        trail,
+        read_ring=read_ring,
+        clock=clock,
+        entropy=entropy,
+        settle_seconds=0 if database.reader is not None else SETTLE_SECONDS,  # SQLite has one replica
+    )
+    await keks.reload()
     own_keys = OwnKeyring(store, custody, clock=clock, entropy=entropy)
     with contextlib.suppress(RefusedError):
         await own_keys.rings()
@@ -247,7 +273,10 @@ async def _assembled(
         rules=AllowRuleKeeper(store, trail, clock=clock, entropy=entropy),
         placeholders=PlaceholderKeeper(store, issuance, sessions, trail, clock=clock),
         store=store,
-        custody=custody,
+    )
+    sources = SecretSources(store, custody, source_readers(settings, outbound), trail, clock=clock)
+    of_custody = CustodyApi(
+        access=access, sources=SourceRegistry(store, custody, sources, trail, clock=clock), keks=keks
     )
     quotas = Quotas(store, clock=clock)
     internal = InternalApi(
@@ -267,7 +296,7 @@ async def _assembled(
         internal.router(),
         oauth.router(),
         SessionsApi(access, sessions).router(),
-        WellKnownApi(own_keys, store, issuer, settings.asks_for_certificates).router(),
+        WellKnownApi(own_keys, keks, store, issuer, settings.asks_for_certificates).router(),
         admin.router(),
         PlatformApi(access, key_keeper, injectors).router(),
         AccessApi(access, AccessReview(store, issuance, clock=clock), registry).router(),
@@ -275,6 +304,7 @@ async def _assembled(
         LimitsApi(access, LimitKeeper(store, trail, clock=clock, entropy=entropy)).router(),
         audit.router(),
         audit.public_router(),
+        of_custody.router(),
     ]
     app = build_app(
         routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))
@@ -289,12 +319,21 @@ async def _assembled(
         Chore("keys", ROUND_SECONDS, key_keeper.retire),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),
         Chore("rotation schedules", SCHEDULE_SECONDS, schedules.tick),
+        Chore("keks", 0, keks.once),
+        Chore("sources", REFRESH_SECONDS, sources.refresh),
     ]
     if settings.client_self_signed:
         admission = _admission(store, trust)
         await admission()
         chores.append(Chore("client certificates", ADMISSION_SECONDS, admission))
-    return app, chores
+    return _Assembled(app, keks, chores)
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembled:
+    app: ASGIApp
+    keks: KekRing
+    chores: Sequence[Chore]
 
 
 def _admission(store: Store, trust: ClientTrust) -> Callable[[], Awaitable[None]]:

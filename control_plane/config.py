@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from control_plane.contract.destination import InvalidDestinationError, split_authority
@@ -83,8 +83,37 @@ class Settings(DatabaseSettings):
     """`host:port`. Port 0: any free one."""
     issuer_url: str | None = None
     """Our URL as others see it; `iss` of session tokens. None: made from `listen`."""
-    kek_files: Annotated[tuple[Path, ...], NoDecode] = Field(min_length=1)
-    """Key-encryption keys, newest first. In the environment separated by commas."""
+    kek_provider: Literal["files", "aws_kms", "vault_transit"] = "files"
+    """Where the key-encryption key is that seals from now on. The others that are named here only open."""
+    kek_files: Annotated[tuple[Path, ...], NoDecode] = ()
+    """Key-encryption keys in files, newest first. A folder: the files in it, newest first by name. In the environment
+    separated by commas."""
+    kek_aws_key_arn: str = Field(default="", pattern=r"^(arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+)?$")
+    kek_aws_endpoint: str = ""
+    """None: AWS's own, of the key's region."""
+    kek_aws_keys_file: Path | None = None
+    """In the form of `~/.aws/credentials`. Instead: the next two."""
+    kek_aws_role_arn: str = ""
+    kek_aws_token_file: Path | None = None
+    kek_vault_address: str = ""
+    kek_vault_namespace: str = ""
+    kek_vault_mount: str = "transit"
+    kek_vault_key: str = ""
+    kek_vault_token_file: Path | None = None
+    """A Vault token; with a role, a service account token to log in with."""
+    kek_vault_role: str = ""
+    kek_vault_role_id_file: Path | None = None
+    kek_vault_secret_id_file: Path | None = None
+    kek_vault_auth_mount: str = ""
+    """Where that way to log in is mounted. Empty: under its own name."""
+    kek_cache_seconds: PositiveInt = 300
+    """How long an unwrapped data key serves before a key elsewhere is asked again."""
+    kek_max_stale_seconds: NonNegativeInt = 900
+    """How much longer it serves while that key cannot be asked."""
+    sources_folder: Path | None = None
+    """The root of `file` sources. None: there are none."""
+    sources_auth_folder: Path | None = None
+    """Where sources find the files that they are asked with, by name."""
     admin_token_file: Path | None = None
     """None: there is no administrator, and the routes that need one refuse."""
     clients_file: Path | None = None
@@ -161,6 +190,43 @@ class Settings(DatabaseSettings):
     @property
     def asks_for_certificates(self) -> bool:
         return bool(self.client_ca_files) or self.client_self_signed
+
+    @model_validator(mode="after")
+    def _a_key_that_seals(self) -> Self:
+        if self.kek_provider == "files" and not self.kek_files:
+            raise ValueError(f"{PREFIX}KEK_FILES names at least one file")
+        if self.kek_provider == "aws_kms" and not self.kek_aws_key_arn:
+            raise ValueError(f"{PREFIX}KEK_PROVIDER=aws_kms needs {PREFIX}KEK_AWS_KEY_ARN")
+        if self.kek_provider == "vault_transit" and not self.kek_vault_key:
+            raise ValueError(f"{PREFIX}KEK_PROVIDER=vault_transit needs {PREFIX}KEK_VAULT_KEY")
+        return self
+
+    @model_validator(mode="after")
+    def _proven_to_aws(self) -> Self:
+        ways = (self.kek_aws_keys_file is not None, bool(self.kek_aws_role_arn))
+        if self.kek_aws_key_arn and sum(ways) != 1:
+            raise ValueError(
+                f"{PREFIX}KEK_AWS_KEY_ARN comes with one of {PREFIX}KEK_AWS_KEYS_FILE and {PREFIX}KEK_AWS_ROLE_ARN"
+            )
+        if bool(self.kek_aws_role_arn) != (self.kek_aws_token_file is not None):
+            raise ValueError(f"{PREFIX}KEK_AWS_ROLE_ARN and {PREFIX}KEK_AWS_TOKEN_FILE come together")
+        return self
+
+    @model_validator(mode="after")
+    def _proven_to_vault(self) -> Self:
+        if bool(self.kek_vault_key) != bool(self.kek_vault_address):
+            raise ValueError(f"{PREFIX}KEK_VAULT_KEY and {PREFIX}KEK_VAULT_ADDRESS come together")
+        ways = (self.kek_vault_token_file is not None, self.kek_vault_role_id_file is not None)
+        if self.kek_vault_key and sum(ways) != 1:
+            raise ValueError(
+                f"{PREFIX}KEK_VAULT_KEY comes with one of {PREFIX}KEK_VAULT_TOKEN_FILE and "
+                f"{PREFIX}KEK_VAULT_ROLE_ID_FILE"
+            )
+        if (self.kek_vault_role_id_file is None) != (self.kek_vault_secret_id_file is None):
+            raise ValueError(f"{PREFIX}KEK_VAULT_ROLE_ID_FILE and {PREFIX}KEK_VAULT_SECRET_ID_FILE come together")
+        if self.kek_vault_role and self.kek_vault_token_file is None:
+            raise ValueError(f"{PREFIX}KEK_VAULT_ROLE needs {PREFIX}KEK_VAULT_TOKEN_FILE")
+        return self
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:

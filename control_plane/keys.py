@@ -62,7 +62,7 @@ class KeyKeeper:
         """A new key. Raises `RefusedError` where the stored keys do not open."""
         await self._own_keys.rings()
         now = self._clock()
-        new = self._own_keys.new(purpose, in_use_from=now if compromised else now + PUBLISHED_SECONDS)
+        new = await self._own_keys.made(purpose, in_use_from=now if compromised else now + PUBLISHED_SECONDS)
         async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
             if compromised:
                 await records.own_keys.remove(await records.own_keys.list(purpose))

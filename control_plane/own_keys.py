@@ -166,7 +166,7 @@ class OwnKeyring:
                 return opened  # somebody else looked while we waited
             self._asked_at = self._clock()
             try:
-                self._opened = opened = await self._open_or_make()
+                self._opened = opened = await self._custody.with_keys(self._open_or_make)
             except RefusedError as refused:
                 if opened is None or refused.refusal.code is not RefusalCode.STORE_UNAVAILABLE:
                     raise
@@ -195,9 +195,18 @@ class OwnKeyring:
         async with self._store.read(scope) as records:
             return await records.own_keys.list(purpose)
 
-    def new(self, purpose: KeyPurpose, *, in_use_from: float, key_id: str | None = None) -> OwnKey:
-        """A fresh key, sealed; not stored yet."""
-        key, key_id = self._entropy(_KEY_BYTES), key_id or self._entropy(8).hex()
+    async def made(self, purpose: KeyPurpose, *, in_use_from: float) -> OwnKey:
+        """A fresh key, sealed; not stored yet. Not for use in a transaction."""
+        key_id = self._entropy(8).hex()
+
+        async def attempt() -> OwnKey:
+            return self.new(purpose, key_id=key_id, in_use_from=in_use_from)
+
+        return await self._custody.with_keys(attempt)
+
+    def new(self, purpose: KeyPurpose, *, in_use_from: float, key_id: str) -> OwnKey:
+        """The same under an id that is known. Raises `KeyNeededError`."""
+        key = self._entropy(_KEY_BYTES)
         sealed = self._custody.seal(key, aad=own_key_aad(key_id=key_id, purpose=purpose))
         return OwnKey(
             id=key_id,

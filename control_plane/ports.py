@@ -26,14 +26,17 @@ from control_plane.core.records import (
     Grant,
     Injector,
     KeyPurpose,
+    KnownKek,
     Limit,
     MintedValue,
     NewUse,
     OwnKey,
     PublishedChange,
+    Rewrap,
     Rotation,
     RotationSchedule,
     Session,
+    Source,
     Tenant,
     TenantAllowRule,
     Token,
@@ -126,7 +129,18 @@ class Versions(Protocol):
         """Another envelope for the same version, where it still has the one that was read."""
         ...
 
-    async def count_by_kek(self) -> Mapping[str, int]: ...
+
+class Sources(Protocol):
+    """The platform's: read from every scope, written from the platform's alone."""
+
+    async def add(self, source: Source) -> None: ...
+    async def replace(self, source: Source) -> None: ...
+    async def get(self, name: str) -> Source | None: ...
+    async def list(self) -> Sequence[Source]: ...
+    async def remove(self, name: str) -> bool: ...
+    async def users_of(self, name: str) -> Sequence[Credential]:
+        """The credentials of this scope whose secret is read from there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +361,61 @@ class Limits(Protocol):
     async def purge(self, *, over_before: float, limit: int) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SealedRow:
+    """One envelope, wherever it is kept, with what it is sealed to."""
+
+    place: str
+    """Its kind and the row's key; orders all of them."""
+    kind: str
+    key: tuple[str | int, ...]
+    tenant: TenantId | None
+    label: str
+    """For people: what an operator would call it."""
+    aad: bytes
+    kek_id: str
+    envelope: bytes
+
+
+class SealedRows(Protocol):
+    """Every envelope of the database. For the platform's scope alone."""
+
+    async def count_by_kek(self) -> Mapping[str, int]: ...
+    async def not_under(self, kek_id: str, *, after: str, limit: int) -> Sequence[SealedRow]:
+        """In the order of `place`; rows that cannot be read are left out."""
+        ...
+
+    async def replace(self, row: SealedRow, *, envelope: bytes, kek_id: str) -> bool:
+        """False where the row holds another envelope by now: whoever wrote that knew better."""
+        ...
+
+    async def forget(self, row: SealedRow) -> bool:
+        """Takes the envelope out of a version that has it. False where there is none to take."""
+        ...
+
+
+class Keks(Protocol):
+    """What replicas have told of their rings. For the platform's scope alone."""
+
+    async def see(self, kek: KnownKek) -> bool:
+        """False where it was known already."""
+        ...
+
+    async def list(self) -> Sequence[KnownKek]: ...
+    async def retire(self, kek_id: str, at: float) -> bool: ...
+    async def start(self, rewrap: Rewrap) -> None: ...
+    async def latest(self) -> Rewrap | None: ...
+    async def claim(self, rewrap: str, *, runner: str, now: float, idle_since: float) -> bool:
+        """Whether this replica may work on it now: nobody else does, or nobody has since that moment."""
+        ...
+
+    async def move(self, rewrap: str, *, runner: str, rewrapped: int, now: float) -> bool:
+        """Counts what was just done. False where the work is somebody else's by now."""
+        ...
+
+    async def finish(self, rewrap: str, *, runner: str, unopenable: int, now: float) -> bool: ...
+
+
 class Outbox(Protocol):
     async def append(self, changes: Sequence[Change], at: float) -> None: ...
     async def after(self, sequence: int, limit: int) -> Sequence[PublishedChange]: ...
@@ -485,6 +554,8 @@ class Records(Protocol):
     @property
     def minted(self) -> MintedValues: ...
     @property
+    def sources(self) -> Sources: ...
+    @property
     def grants(self) -> Grants: ...
     @property
     def rules(self) -> AllowRules: ...
@@ -504,6 +575,10 @@ class Records(Protocol):
     def uses(self) -> Uses: ...
     @property
     def limits(self) -> Limits: ...
+    @property
+    def sealed(self) -> SealedRows: ...
+    @property
+    def keks(self) -> Keks: ...
     @property
     def outbox(self) -> Outbox: ...
     @property
@@ -672,6 +747,82 @@ class ProbeCaller(Protocol):
 
     async def call(self, call: ProbeCall) -> ProbeReply:
         """Raises `ProbeUnansweredError`."""
+
+
+class SourceFailure(StrEnum):
+    """Why a source gave no value. Only `unavailable` may be bridged with a value read before."""
+
+    NOT_FOUND = "not_found"
+    """The source answered: there is nothing at that place."""
+    DENIED = "denied"
+    """The source answered: not for us."""
+    UNAVAILABLE = "unavailable"
+    """No answer, or none that the source itself would give."""
+    UNUSABLE = "unusable"
+    """What is there cannot be a secret, or is not the form that was agreed."""
+    MISCONFIGURED = "misconfigured"
+    """We cannot even ask: a file or a setting of ours is missing."""
+
+
+class SourceError(Exception):
+    """`detail` is ours: it names no value, and nothing that the source said."""
+
+    def __init__(self, failure: SourceFailure, detail: str) -> None:
+        super().__init__(f"{failure.value}: {detail}")
+        self.failure = failure
+        self.detail = detail
+
+
+class SourceReader(Protocol):
+    """Reads from one kind of source. Never on the event loop's own time, and within five seconds or so."""
+
+    async def read(self, source: Source, *, path: str, field: str | None) -> Secret:
+        """The raw text there, unchecked. Raises `SourceError`."""
+        ...
+
+
+class KekFailure(StrEnum):
+    """Why a key-encryption key did not do as it was asked."""
+
+    UNOPENABLE = "unopenable"
+    """It says that this was not wrapped by it, or not for this place."""
+    DENIED = "denied"
+    """It says no to us, or it is gone or disabled."""
+    UNAVAILABLE = "unavailable"
+    """Nobody answers."""
+
+
+class KekError(Exception):
+    """`detail` is ours: it names no value, and nothing that the other side said."""
+
+    def __init__(self, failure: KekFailure, detail: str) -> None:
+        super().__init__(f"{failure.value}: {detail}")
+        self.failure = failure
+        self.detail = detail
+
+
+class KekProvider(Protocol):
+    """A key-encryption key that never leaves where it is kept: it wraps and unwraps data keys for us.
+
+    `context` is authenticated with the data key: what was wrapped for one place does not unwrap for another.
+    """
+
+    @property
+    def id(self) -> str:
+        """Ours: 1 to 32 characters, the same on every replica and after every restart."""
+        ...
+
+    @property
+    def provider(self) -> str:
+        """For people: `AWS KMS`, `Vault transit`."""
+        ...
+
+    async def wrap(self, data_key: bytes, *, context: bytes) -> bytes:
+        """Raises `KekError`."""
+        ...
+
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """Raises `KekError`."""
         ...
 
 

@@ -1,6 +1,7 @@
 """The ring of key-encryption keys, read from files, newest first.
 
-Rule: a key file that others could read is refused before it is read, and the ring is never empty.
+Rule: a key file that others could read is refused before it is read, and the ring is never empty. A folder stands for
+the files in it, newest first by their names (`10.hex` before `9.hex`), so that a key is added by putting a file there.
 """
 
 import os
@@ -24,9 +25,9 @@ class KeyFileError(ValueError):
 
 def read_kek_files(paths: Sequence[Path]) -> tuple[Kek, ...]:
     """The ring. Raises `KeyFileError`."""
-    if not paths:
+    ring = tuple(_read(file) for path in paths for file in _files(path))
+    if not ring:
         raise KeyFileError("no key-encryption key: COATCHECK_CONTROL_PLANE_KEK_FILES names at least one file")
-    ring = tuple(_read(path) for path in paths)
     if len({kek.id for kek in ring}) != len(ring):
         raise KeyFileError("two key-encryption key files hold the same key")
     return ring
@@ -52,6 +53,19 @@ def require_private(path: Path) -> None:
     lent = open_to == _GROUP_READ and found.st_uid == 0 and os.geteuid() != 0
     if open_to and not lent:
         raise KeyFileError(f"{path} can be read by others; do: chmod 600 {path}")
+
+
+def _files(path: Path) -> Sequence[Path]:
+    if not path.is_dir():
+        return [path]
+    # A Secret mounted by Kubernetes has folders of its own beside its keys: `..data`.
+    named = [file for file in path.iterdir() if not file.name.startswith(".") and file.is_file()]
+    return sorted(named, key=lambda file: _in_order(file.name), reverse=True)
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Numbers in a name count as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def _read(path: Path) -> Kek:

@@ -5,13 +5,13 @@ Rule: every route here is behind the gate of `guard`; each handler turns one mes
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel
 
 from control_plane.access import Access, require
 from control_plane.api.guard import AdminRoutes, actor, principal
+from control_plane.api.lists import Items as Items
 from control_plane.api.messages import (
     AllowRuleIn,
     AllowRuleOut,
@@ -24,7 +24,6 @@ from control_plane.api.messages import (
     ExchangeOut,
     GrantIn,
     GrantOut,
-    KekOut,
     NewClientOut,
     PlaceholderIn,
     PlaceholderOut,
@@ -39,7 +38,6 @@ from control_plane.core.policy import Action
 from control_plane.core.presets import PRESETS, preset_to_json
 from control_plane.core.records import ClientKind, TokenKind
 from control_plane.credentials import CredentialChange, CredentialKeeper, NewCredential
-from control_plane.custody import Custody
 from control_plane.grants import AllowRuleKeeper, GrantKeeper, NewAllowRule, NewGrant
 from control_plane.placeholders import NewPlaceholder, PlaceholderKeeper
 from control_plane.ports import CrossTenantReason, PlatformScope, Scope, Store, TenantScope
@@ -59,10 +57,6 @@ LimitQuery = Annotated[int, Query(ge=1, le=1000)]
 RequestIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # a proxy's ids have a hyphen
 
 
-class Items(BaseModel, Generic[T]):
-    items: list[T]
-
-
 @dataclass(frozen=True, slots=True)
 class AdminApi:
     access: Access
@@ -74,7 +68,6 @@ class AdminApi:
     rules: AllowRuleKeeper
     placeholders: PlaceholderKeeper
     store: Store
-    custody: Custody
 
     def router(self) -> APIRouter:
         routes = AdminRoutes(self.access)
@@ -118,7 +111,6 @@ class AdminApi:
         add("GET", "/tenants/{tenant}/audit", self.tenant_audit, Action.AUDIT_READ)
         add("GET", "/audit", self.audit, Action.AUDIT_READ_ALL)
         add("GET", "/presets", self.list_presets, Action.PRESET_READ)
-        add("GET", "/key-encryption-keys", self.list_keks, Action.KEK_READ)
         return routes.router
 
     # --- tenants and clients
@@ -305,18 +297,6 @@ class AdminApi:
 
     async def list_presets(self) -> Items[dict[str, Any]]:
         return Items(items=[preset_to_json(preset) for preset in PRESETS.values()])
-
-    async def list_keks(self) -> Items[KekOut]:
-        """How many envelopes each key-encryption key still seals: one with none can be taken out of the ring."""
-        async with self.store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
-            counts = await records.versions.count_by_kek()
-        ring = self.custody.kek_ids
-        return Items(
-            items=[
-                KekOut(kek_id=kek_id, in_ring=kek_id in ring, newest=kek_id == ring[0], envelopes=counts.get(kek_id, 0))
-                for kek_id in [*ring, *sorted(counts.keys() - set(ring))]
-            ]
-        )
 
 
 def _require_private(request: Request, tenant: str, *reached: Destination | AllowRuleIn) -> None:

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import Field, StringConstraints
 
 from control_plane.access import Access
-from control_plane.api.admin import Items
 from control_plane.api.guard import AdminRoutes, actor
+from control_plane.api.lists import Items
 from control_plane.api.messages import MAX_ITEMS, CredentialName, Whole, _Incoming, _Outgoing
 from control_plane.core.claims import table_to_json
 from control_plane.core.identity import IdentifiedBy, TrustedIssuer, Use

@@ -1026,13 +1026,6 @@ class LimitOut(_Outgoing):
         )
 
 
-class KekOut(_Outgoing):
-    kek_id: str
-    in_ring: bool
-    newest: bool
-    envelopes: int
-
-
 def _client_fields(client: Client) -> dict[str, Any]:
     return {
         "id": client.id,

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from control_plane.access import Access
-from control_plane.api.admin import ClientPath, Items
+from control_plane.api.admin import ClientPath
 from control_plane.api.guard import AdminRoutes, actor
+from control_plane.api.lists import Items
 from control_plane.contract.caller import ClientId
 from control_plane.core.policy import Action
 from control_plane.core.records import Injector, KeyPurpose

@@ -9,6 +9,7 @@ from control_plane.contract.headers import GRANT_TYPE_CLIENT_CREDENTIALS, GRANT_
 from control_plane.core.jwk import ALGORITHMS
 from control_plane.core.records import SUBJECT_ASSERT
 from control_plane.core.scopes import METHOD, READ
+from control_plane.kek_ring import KekRing
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import CrossTenantReason, PlatformScope, Store
 
@@ -21,6 +22,7 @@ _METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 @dataclass(frozen=True, slots=True)
 class WellKnownApi:
     own_keys: OwnKeyring
+    keks: KekRing
     store: Store
     issuer: str
     asks_for_certificates: bool = False
@@ -60,8 +62,9 @@ class WellKnownApi:
         return {"status": "alive"}
 
     async def readyz(self) -> dict[str, str]:
-        """Ready: the database answers and our own keys open. Else 503 with the reason."""
+        """Ready: the database answers, our own keys open, the ring has every key in use. Else 503 with the reason."""
         async with self.store.read(PlatformScope(CrossTenantReason.START)) as records:
             await records.outbox.position()
         await self.own_keys.rings()
+        await self.keks.require_whole()
         return {"status": "ready"}

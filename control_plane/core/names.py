@@ -17,6 +17,9 @@ OBJECT_ID: Final = r"^[0-9A-Za-z_]{1,64}$"
 """Ids that were made here, such as `ses_…` and `req_…`."""
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]{1,255}$"
 """Subjects and roles: an identity provider's own strings, without control characters."""
+SOURCE_NAME: Final = CREDENTIAL_NAME
+NAME_IN_SOURCE: Final = r"^[A-Za-z0-9_-]{1,64}$"
+"""What a tenant may say about a place inside a source: no separators, so that it never leads elsewhere."""
 VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 
 IN_WORDS: Final[Mapping[str, str]] = {
@@ -24,6 +27,7 @@ IN_WORDS: Final[Mapping[str, str]] = {
     TENANT_ID: "1 to 64 lower-case letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
     OBJECT_ID: "an id: 1 to 64 letters, digits and '_'",
     PRINTABLE: "1 to 255 characters without control characters",
+    NAME_IN_SOURCE: "1 to 64 letters, digits, '_' and '-'",
     VARIABLE: "an environment variable: 1 to 128 letters, digits and '_', not beginning with a digit",
 }
 """What a pattern lets through, for whoever wrote something else. (A client's id is like a tenant's.)"""

@@ -102,6 +102,35 @@ class Credential:
         return any(destination.endpoint.host == host for destination in self.destinations)
 
 
+class SourceKind(StrEnum):
+    """Where secrets may be read from."""
+
+    FILE = "file"
+    VAULT = "vault"
+    AWS_SECRETS_MANAGER = "aws_secrets_manager"
+    KUBERNETES = "kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place that secrets are read from. It belongs to the platform; tenants name things inside it."""
+
+    name: str
+    kind: SourceKind
+    settings: Mapping[str, Any]
+    """Address and authentication, as its kind has them (`core.sources`). Nothing secret: secrets are named files."""
+    path_template: str
+    ttl_seconds: float
+    """How long a value counts as fresh after it was read."""
+    tenants: tuple[str, ...] | None
+    """Whose administrators may name it. None: as its kind has it (`core.sources.may_name`)."""
+    seal: bytes
+    """An envelope around nothing, bound to all of the above: a row edited in the database does not open."""
+    kek_id: str
+    created_at: float
+    updated_at: float
+
+
 class VersionState(StrEnum):
     """`active` is the one in use, and there is never more than one. Which may follow which: `core.rotation.LEGAL`."""
 
@@ -321,6 +350,36 @@ class NewUse:
     host: str
     at: float
     requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKek:
+    """A key-encryption key that some replica has had in its ring."""
+
+    id: str
+    provider: str
+    first_seen_at: float
+    retired_at: float | None
+    """Set: it seals nothing any more, and may be taken away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrap:
+    """One run over everything that is sealed: data keys come under `target`. At most one is unfinished."""
+
+    id: str
+    target: str
+    started_at: float
+    started_by: str
+    total: int
+    """Envelopes under other keys when it began."""
+    rewrapped: int
+    unopenable: int
+    """Of the last pass: envelopes that do not open, and so stay as they are."""
+    runner: str | None
+    """The replica that works on it, as long as `moved_at` is young."""
+    moved_at: float
+    finished_at: float | None
 
 
 class ChangeKind(StrEnum):

@@ -11,7 +11,7 @@ from typing import Any
 
 from control_plane.contract.destination import destination_to_json
 from control_plane.contract.placement import placement_to_json
-from control_plane.core.records import Credential, KeyPurpose
+from control_plane.core.records import Credential, KeyPurpose, Source
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -63,6 +63,21 @@ def _facts(credential: Credential, *, version: int) -> dict[str, Any]:
     if credential.allow_direct:
         facts["allow_direct"] = True
     return facts
+
+
+def source_aad(source: Source) -> bytes:
+    """Everything that decides what is read, from where, and who may name it."""
+    return _canonical(
+        {
+            "sealed": "source",
+            "source": source.name,
+            "kind": source.kind.value,
+            "settings": dict(source.settings),
+            "path_template": source.path_template,
+            "ttl_seconds": float(source.ttl_seconds),
+            "tenants": None if source.tenants is None else list(source.tenants),
+        }
+    )
 
 
 def _canonical(facts: dict[str, Any]) -> bytes:

@@ -14,8 +14,12 @@ PROGRAMS = {
     "proxy": ("proxy", "egress_proxy", "COATCHECK_PROXY_"),
     "runtime": ("runtime", "runtime", "COATCHECK_RUNTIME_"),
 }
-NOT_ON_KUBERNETES = {"PLAINTEXT_LISTENER", "MIGRATION_DATABASE_URL", "MIGRATION_DATABASE_URL_FILE"}
-"""What the chart neither sets nor offers: every listener in it has a certificate, and an init container migrates."""
+NOT_ON_KUBERNETES = {
+    *("PLAINTEXT_LISTENER", "MIGRATION_DATABASE_URL", "MIGRATION_DATABASE_URL_FILE"),
+    *("KEK_AWS_KEYS_FILE", "KEK_VAULT_ROLE_ID_FILE", "KEK_VAULT_SECRET_ID_FILE", "SOURCES_FOLDER"),
+}
+"""What the chart neither sets nor offers: every listener in it has a certificate, an init container migrates, a pod
+proves itself by its service account, and its secrets are the cluster's."""
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_with_the_wrong_key_it_is_alive_not_ready_and_mints_nothing(
     first.control_plane = own_control_plane(kek_files=(wrong, tmp_path / "kek.hex"))
     assert first.resolve(issued)["secret"] == SECRET
     first.rotate("a-new-key")
-    keks = first.control_plane.made("GET", "/v1/key-encryption-keys")["items"]
-    assert [(kek["newest"], kek["envelopes"]) for kek in keks] == [(True, 1), (False, 2)]
+    keks = first.control_plane.made("GET", "/v1/keks")["items"]
+    assert [(kek["seals"], kek["envelopes"]) for kek in keks] == [(True, 1), (False, 3)]
 
 
 def test_the_clients_file_says_which_clients_there_are(own_control_plane: OwnControlPlane, tmp_path: Path) -> None:

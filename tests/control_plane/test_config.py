@@ -189,11 +189,25 @@ def test_a_missing_key_an_empty_ring_and_a_key_twice_are_refused(tmp_path: Path)
     file = private_file(tmp_path / "1.hex", "00" * 32)
     again = private_file(tmp_path / "2.hex", "00" * 32)
 
+    (tmp_path / "empty").mkdir()
+
     for files, expected in (([tmp_path / "nothing"], "cannot read"), ([], "no key"), ([file, again], "the same key")):
         with pytest.raises(KeyFileError, match=expected):
             read_kek_files(files)
-    with pytest.raises(KeyFileError, match="not a file"):
-        read_kek_files([tmp_path])
+    with pytest.raises(KeyFileError, match="no key"):
+        read_kek_files([tmp_path / "empty"])
+
+
+def test_a_folder_stands_for_its_keys_newest_first_by_name(tmp_path: Path) -> None:
+    for name in ("9.hex", "10.hex", "2.hex"):
+        private_file(tmp_path / name, f"{int(name.removesuffix('.hex')):02x}" * 32)
+    (tmp_path / "..2026_01_01").mkdir()
+    (tmp_path / "..data").symlink_to("..2026_01_01")
+    older = private_file(tmp_path.parent / f"{tmp_path.name}.hex", "ff" * 32)
+
+    ring = read_kek_files([tmp_path, older])
+
+    assert [kek.key[0] for kek in ring] == [10, 9, 2, 255]
 
 
 # --- the clients file ------------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ from tests.control_plane.serving import settings_in
 from tests.control_plane.test_store import ACME, EVIL, PLATFORM, client, fill
 from tests.control_plane.workspace import SECRET, Workspace
 
-PLATFORM_ONLY: Final = frozenset({"own_keys", "meta", "issuers", "used_assertions", "injectors"})
+PLATFORM_ONLY: Final = frozenset(
+    {"own_keys", "meta", "issuers", "used_assertions", "injectors", "sources", "keks", "rewraps"}
+)
 """Tables that hold nothing of any tenant. Every other table has a tenant's rows."""
 
 

@@ -590,7 +590,7 @@ async def test_the_envelopes_under_each_key_are_counted(store: SqlStore) -> None
         await records.own_keys.add(OwnKey("k1", KeyPurpose.TAG, b"x", "kek1", 1.5))
         await records.own_keys.add(OwnKey("k2", KeyPurpose.SIGNING, b"x", "kek2", 1.5))
 
-        assert await records.versions.count_by_kek() == {"kek1": 2, "kek2": 1}
+        assert await records.sealed.count_by_kek() == {"kek1": 2, "kek2": 1}
 
 
 async def test_own_keys_come_newest_first(store: SqlStore) -> None:

@@ -13,7 +13,7 @@ here would be another one at the next render.
 {{- if not .controlPlane.tls.existingSecret -}}
   {{- $missing = append $missing "controlPlane.tls.existingSecret: its serving certificate (tls.crt, tls.key)" -}}
 {{- end -}}
-{{- if not .controlPlane.kek.existingSecret -}}
+{{- if and (eq .controlPlane.kek.provider "files") (not .controlPlane.kek.existingSecret) -}}
   {{- $missing = append $missing "controlPlane.kek.existingSecret: the key-encryption keys, 64 hexadecimal digits each" -}}
 {{- end -}}
 {{- if not .controlPlane.adminToken.existingSecret -}}

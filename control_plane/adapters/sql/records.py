@@ -24,6 +24,8 @@ from control_plane.adapters.sql.repositories import (
     Transaction,
 )
 from control_plane.adapters.sql.rotations import SqlRotations
+from control_plane.adapters.sql.sealed import SqlKeks, SqlSealedRows
+from control_plane.adapters.sql.sources import SqlSources
 
 
 class SqlRecords:
@@ -46,6 +48,9 @@ class SqlRecords:
         self.injectors = SqlInjectors(tx)
         self.uses = SqlUses(tx)
         self.limits = SqlLimits(tx)
+        self.sources = SqlSources(tx)
+        self.sealed = SqlSealedRows(tx)
+        self.keks = SqlKeks(tx)
         self.outbox = SqlOutbox(tx)
         self.audit = SqlAudit(tx)
         self.chain = SqlAuditChain(tx)

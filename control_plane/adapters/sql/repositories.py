@@ -338,16 +338,6 @@ class SqlVersions:
         statement = update(VERSIONS).where(*where, VERSIONS.c.envelope == instead_of).values(values)
         return await self._tx.change(statement) > 0
 
-    async def count_by_kek(self) -> Mapping[str, int]:
-        """Envelopes under each key-encryption key, our own keys' included."""
-        of_credentials = select(VERSIONS.c.kek_id).where(
-            VERSIONS.c.kek_id.is_not(None), self._tx.mine(VERSIONS.c.tenant)
-        )
-        of_minted = select(MINTED.c.kek_id).where(MINTED.c.kek_id.is_not(None), self._tx.mine(MINTED.c.tenant))
-        every = of_credentials.union_all(of_minted, select(KEYS.c.kek_id)).subquery()
-        rows = await self._tx.rows(select(every.c.kek_id, func.count().label("envelopes")).group_by(every.c.kek_id))
-        return {row["kek_id"]: row["envelopes"] for row in rows}
-
 
 class SqlGrants:
     def __init__(self, tx: Transaction) -> None:

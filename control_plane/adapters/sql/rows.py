@@ -29,6 +29,8 @@ from control_plane.core.records import (
     ProbeResult,
     Rotation,
     RotationPhase,
+    Source,
+    SourceKind,
     Token,
     TokenKind,
     VersionState,
@@ -52,6 +54,7 @@ _READ: Mapping[str, Reader] = {
     "roles": tuple,
     "scopes": tuple,
     "variables": tuple,
+    "tenants": lambda value: None if value is None else tuple(value),
     "methods": _SETS,
     "path_prefixes": _SETS,
 }
@@ -66,6 +69,7 @@ _ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
     (Limit, "measure"): Measure,
     (Rotation, "phase"): RotationPhase,
     (Rotation, "probe_result"): ProbeResult,
+    (Source, "kind"): SourceKind,
 }
 
 _MAY_BE_NONE: frozenset[str] = frozenset({"probe_result"})
@@ -83,6 +87,7 @@ _WRITE: Mapping[str, Reader] = {
     "roles": list,
     "scopes": list,
     "variables": list,
+    "tenants": lambda value: None if value is None else list(value),
     "methods": lambda value: None if value is None else sorted(value),
     "path_prefixes": lambda value: None if value is None else sorted(value),
 }

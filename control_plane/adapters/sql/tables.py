@@ -320,6 +320,46 @@ class UsedAssertionRow(Base):
     expires_at: Mapped[float] = mapped_column(Float, index=True)
 
 
+class SourceRow(Base):
+    """A place that secrets are read from: the platform's. `seal` binds every fact of the row."""
+
+    __tablename__ = "sources"
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(24))
+    settings: Mapped[dict[str, Any]]
+    path_template: Mapped[str] = mapped_column(String(512))
+    ttl_seconds: Mapped[float] = mapped_column(Float)
+    tenants: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    seal: Mapped[bytes] = mapped_column(LargeBinary)
+    kek_id: Mapped[str] = mapped_column(String(32), index=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    updated_at: Mapped[float] = mapped_column(Float)
+
+
+class KekRow(Base):
+    """A key-encryption key that some replica has had in its ring. Never the key."""
+
+    __tablename__ = "keks"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    provider: Mapped[str] = mapped_column(String(24))
+    first_seen_at: Mapped[float] = mapped_column(Float)
+    retired_at: Mapped[float | None] = mapped_column(Float)
+
+
+class RewrapRow(Base):
+    __tablename__ = "rewraps"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    target: Mapped[str] = mapped_column(String(32))
+    started_at: Mapped[float] = mapped_column(Float)
+    started_by: Mapped[str] = mapped_column(String(255))
+    total: Mapped[int] = mapped_column(Integer)
+    rewrapped: Mapped[int] = mapped_column(Integer)
+    unopenable: Mapped[int] = mapped_column(Integer)
+    runner: Mapped[str | None] = mapped_column(String(64))
+    moved_at: Mapped[float] = mapped_column(Float)
+    finished_at: Mapped[float | None] = mapped_column(Float)
+
+
 class OutboxRow(Base):
     """One change, written in the transaction that made it. The sequence is what `as_of` refers to."""
 
