@@ -117,7 +117,9 @@ class SessionsApi:
     ) -> Items[EndedSessionOut]:
         """For a runtime: its sessions that were ended, and of which it may still keep something; the next page is after
         the last id. A session that it keeps something of and that is unknown here is over, too."""
-        runtime = await self.access.client_of_kind(request.headers.get("authorization"), ClientKind.RUNTIME)
+        runtime = await self.access.client_of_kind(
+            request.headers.get("authorization"), ClientKind.RUNTIME, certificate=peer_certificate(request)
+        )
         last = SessionId(after) if after is not None else None
         found = await self.sessions.to_erase(runtime, after=last, limit=limit)
         return Items(
@@ -129,7 +131,9 @@ class SessionsApi:
 
     async def erased(self, request: Request, session: SessionPath) -> Response:
         """For its runtime, once it has forgotten all that it kept of an ended session. Again changes nothing."""
-        runtime = await self.access.client_of_kind(request.headers.get("authorization"), ClientKind.RUNTIME)
+        runtime = await self.access.client_of_kind(
+            request.headers.get("authorization"), ClientKind.RUNTIME, certificate=peer_certificate(request)
+        )
         found = await self.sessions.find(SessionId(session))
         if found.runtime != runtime.id or not runtime.serves(found.tenant):
             raise RefusedError(SESSION_NOT_FOUND)

@@ -16,6 +16,7 @@ from control_plane.ports import CrossTenantReason, PlatformScope, Store
 AUTH_METHODS: Final = ("client_secret_basic", "private_key_jwt")
 WITH_CERTIFICATES: Final = ("tls_client_auth", "self_signed_tls_client_auth")
 """RFC 8705 §2.1.1 and §2.2.1."""
+_ENDPOINTS: Final = ("token", "revocation", "introspection")
 _METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -51,10 +52,9 @@ class WellKnownApi:
             "grant_types_supported": [GRANT_TYPE_TOKEN_EXCHANGE, GRANT_TYPE_CLIENT_CREDENTIALS],
             "response_types_supported": [],
             "scopes_supported": [SUBJECT_ASSERT, READ, *(METHOD + name for name in _METHODS)],
-            "token_endpoint_auth_methods_supported": methods,
-            "token_endpoint_auth_signing_alg_values_supported": list(ALGORITHMS),
-            "revocation_endpoint_auth_methods_supported": methods,
-            "introspection_endpoint_auth_methods_supported": [*methods, "bearer"],
+            # RFC 8414 §2: where an endpoint takes signed assertions, it says by which algorithms.
+            **{f"{endpoint}_endpoint_auth_methods_supported": methods for endpoint in _ENDPOINTS},
+            **{f"{endpoint}_endpoint_auth_signing_alg_values_supported": list(ALGORITHMS) for endpoint in _ENDPOINTS},
         }
 
     async def healthz(self) -> dict[str, str]:
