@@ -44,6 +44,7 @@ from control_plane.core.minting import (
 from control_plane.core.records import Credential, CredentialVersion, MintedValue, MintingState
 from control_plane.core.sealing import minted_aad
 from control_plane.custody import Custody, open_secret, seal_secret
+from control_plane.faults import reach
 from control_plane.ports import (
     Clock,
     Provider,
@@ -241,7 +242,9 @@ class Material:
         credential, kind = question.credential, CredentialKind(question.credential.kind)
         try:
             settings = parsed_settings(kind, credential.settings)
+            reach("minting.leased")
             answer = await self._providers[kind].mint(settings, question.secret, now=self._clock())
+            reach("minting.answered")
         except InvalidSettingsError:
             await self._failed(question, ProviderError(ProviderFailure.REQUEST_REFUSED))
         except ProviderError as error:
@@ -283,6 +286,7 @@ class Material:
                 return
             if answer.secret is not None:
                 await self._replace_secret(records, credential, row.version, answer.secret)
+                reach("minting.secret_replaced")
             event = self._trail.event(
                 "credential.mint",
                 by=_ACTOR,
@@ -291,6 +295,7 @@ class Material:
                 version=row.version,
             )
             await records.audit.append([event])
+        reach("minting.settled")
 
     async def _replace_secret(self, records: Records, credential: Credential, number: int, secret: Secret) -> None:
         """In the same version, which is the same consent; also where its envelope was wrapped anew meanwhile."""

@@ -5,6 +5,7 @@ hold: one version in use, every placeholder with its audit event, every ended se
 """
 
 import asyncio
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import trustme
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -21,9 +23,31 @@ from tests.control_plane.postgresql import Logins, PostgreSql, database_with_two
 from tests.control_plane.serving import ControlPlane, ManualClock, private_file, settings_in
 from tests.control_plane.valkey import PASSWORD, Valkey, valkey
 from tests.support.processes import ProcessEndedError, Served, clean_environment, free_port, wait_for
+from tests.support.token_provider import TokenProvider
+from tests.support.upstream import Request, Upstream, Wire, message
 
 PROGRAM: Final = Path(__file__).parent / "programs" / "control_plane_at_fault_points.py"
 ROOT: Final = Path(__file__).parents[2]
+
+
+@dataclass
+class Outside:
+    """Servers of others that the control plane asks."""
+
+    provider: TokenProvider
+    hook: Upstream
+    ca_file: Path
+    hook_secrets: dict[str, str] = field(default_factory=dict)
+    """By attempt: who is asked again answers with the same value."""
+
+    async def answer_hook(self, request: Request, wire: Wire) -> None:
+        attempt = json.loads(request.body)["attempt"]
+        secret = self.hook_secrets.setdefault(attempt, f"made-for-{attempt}-0123456789")
+        await wire.write(message(json.dumps({"secret": secret}).encode()))
+
+    @property
+    def allowed(self) -> str:
+        return f"localhost:{self.provider.server.port},localhost:{self.hook.port}"
 
 
 @dataclass
@@ -33,6 +57,7 @@ class Stand:
     folder: Path
     database: PostgreSql
     hints: Valkey
+    outside: Outside
     logins: Logins
     port: int = field(default_factory=free_port)
     served: Served | None = None
@@ -58,6 +83,8 @@ class Stand:
             "KEK_FILES": str(self.folder / "kek.hex"),
             "ADMIN_TOKEN_FILE": str(self.folder / "admin-token"),
             "CLIENTS_FILE": str(self.folder / "clients.json"),
+            "OUTBOUND_ALLOW": self.outside.allowed,
+            "OUTBOUND_CA_FILES": str(self.outside.ca_file),
             "PROXY_BASE_URL": "http://127.0.0.1:9",
             "LOG_LEVEL": "warning",
         }
@@ -105,6 +132,15 @@ class Stand:
         return names
 
     # --- the database, behind its back
+
+    def change(self, statement: str, **values: Any) -> None:
+        async def write() -> None:
+            engine = create_async_engine(self.logins.superuser)
+            async with engine.begin() as connection:
+                await connection.execute(text(statement), values)
+            await engine.dispose()
+
+        asyncio.run(write())
 
     def rows(self, statement: str, **values: Any) -> list[Any]:
         (found,) = self._found([(statement, values)])
@@ -172,8 +208,17 @@ CONSISTENT: Final = {
 
 @contextmanager
 def standing(folder: Path) -> Iterator[Stand]:
-    with postgresql_server() as database, valkey() as hints:
-        stand = Stand(folder, database, hints, asyncio.run(database_with_two_logins(database.url)))
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "outside-ca.pem"))
+    with (
+        postgresql_server() as database,
+        valkey() as hints,
+        TokenProvider(ca) as provider,
+        Upstream(ca) as hook,
+    ):
+        outside = Outside(provider, hook, folder / "outside-ca.pem")
+        hook.on("/hook", outside.answer_hook)
+        stand = Stand(folder, database, hints, outside, asyncio.run(database_with_two_logins(database.url)))
         try:
             yield stand
         finally:
@@ -186,7 +231,8 @@ def fresh(stand: Stand) -> Stand:
     folder = stand.folder / "fresh"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return Stand(folder, stand.database, stand.hints, asyncio.run(database_with_two_logins(stand.database.url)))
+    logins = asyncio.run(database_with_two_logins(stand.database.url))
+    return Stand(folder, stand.database, stand.hints, stand.outside, logins)
 
 
 __all__ = ["ProcessEndedError", "Stand", "fresh", "standing", "wait_for"]

@@ -16,12 +16,13 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.control_plane.minting import refresh_secret
 from tests.control_plane.serving import PROXY
 from tests.control_plane.workspace import JWT, PROXY_CREDENTIAL, SECRET, Json, Workspace
 from tests.e2e.killing import ProcessEndedError, Stand, fresh, standing, wait_for
 from tests.support.fault_points import fault_points
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 AT_LEAST: Final = 25
 NEW: Final = "another-real-key-0123456789"
@@ -118,6 +119,14 @@ class Revoking(Renewing):
         assert len(changes) == 1
 
 
+class OpeningASession(Scenario):
+    def act(self) -> Any:
+        return self.w.open_session()
+
+    def again(self) -> None:
+        assert self.w.resolve(self.w.exchange(self.act()))["secret"] == SECRET
+
+
 class EndingASession(Renewing):
     def prepare(self) -> None:
         super().prepare()
@@ -162,6 +171,76 @@ class RotatingWithAProbe(Rotating):
         if self.w.credential()["current_version"] == 1:
             self.w.rotate(NEW)
         assert self.w.resolve(self.issued)["secret"] == NEW
+
+
+class RotatingByItself(Renewing):
+    """A schedule asks an endpoint of the operator's for a new value, some time after the old one became too old."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        hook = {"kind": "http", "url": f"{self.stand.outside.hook.url}/hook"}
+        self.w.control_plane.made(
+            "PUT", self.w.path("credentials/example/rotation/schedule"), {"every_seconds": 60, "hook": hook}
+        )
+
+    def act(self) -> Any:
+        self.is_old_now()
+
+    def again(self) -> None:
+        self.is_old_now()  # the lease of whoever died is over, too
+        wait_for(self.has_rotated, timeout_seconds=40)
+        made = self.w.resolve(self.issued)["secret"]
+        assert [made] == [value for key, value in self.stand.outside.hook_secrets.items() if key in made]
+        assert len(self.stand.rows("SELECT 1 FROM credential_versions WHERE tenant = :t", t=self.w.tenant)) == 2
+
+    def is_old_now(self) -> None:
+        self.stand.change(
+            "UPDATE credential_versions SET created_at = created_at - 3600 WHERE tenant = :t AND version = 1",
+            t=self.w.tenant,
+        )
+        self.stand.change("UPDATE rotation_schedules SET look_at = 0 WHERE tenant = :t", t=self.w.tenant)
+
+    def has_rotated(self) -> bool:
+        try:
+            return bool(self.w.credential()["current_version"] == 2)
+        except (httpx.HTTPError, AssertionError):
+            return False
+
+
+class Minting(Scenario):
+    """A refresh token that its provider replaces with each use: it is never sent twice, whoever dies.
+
+    Who dies between the provider's answer and the database loses that consent at most, and the credential says so.
+    """
+
+    def prepare(self) -> None:
+        provider = self.stand.outside.provider
+        self.reused_before = provider.reused
+        self.w.add_credential(
+            kind="oauth_refresh_token",
+            settings={
+                "client_id": "our-app",
+                "client_authentication": "client_secret_post",
+                "token_url": provider.token_url,
+            },
+            secret=refresh_secret(provider.consent()),
+        )
+        self.w.grant()
+        self.issued = self.w.exchange()
+
+    def act(self) -> Any:
+        return self.w.resolve(self.issued)
+
+    def again(self) -> None:
+        self.stand.change("UPDATE minted SET leased_until = 0 WHERE tenant = :t", t=self.w.tenant)
+        answer = self.act()
+        if "secret" not in answer:
+            assert answer["code"] == "credential_unavailable"
+            assert "consent" in f"{answer['detail']} {answer['hint']}"
+            self.w.rotate(refresh_secret(self.stand.outside.provider.consent()))
+            answer = self.act()
+        assert answer["secret"].startswith("at-")
+        assert self.stand.outside.provider.reused == self.reused_before
 
 
 class Narrowing(Renewing):
@@ -259,10 +338,13 @@ SCENARIOS: Final[tuple[type[Scenario], ...]] = (
     ProvingTheCaller,
     Renewing,
     Revoking,
+    OpeningASession,
     EndingASession,
     Rotating,
     RotatingAKeyThatLeaked,
     RotatingWithAProbe,
+    RotatingByItself,
+    Minting,
     Narrowing,
     AddingACredential,
     DeletingACredential,
@@ -273,7 +355,10 @@ SCENARIOS: Final[tuple[type[Scenario], ...]] = (
     Reporting,
 )
 
-AFTERWARDS: Final[dict[str, type[Scenario] | str]] = {"wake.told": Revoking}
+AFTERWARDS: Final[dict[str, type[Scenario] | str]] = {
+    "wake.told": Revoking,
+    "rotation.hook_created": RotatingByItself,
+}
 """Points of tasks of their own, which are reached some time after the answer."""
 
 STARTING: Final = "starting on an empty database"
@@ -318,7 +403,7 @@ class Attempt:
 def with_the_replica_killed(stand: Stand, point: str, scenario: Scenario) -> None:
     stand.arm(point, "kill")
     Attempt().make(scenario.act)
-    wait_for(stand.has_died, timeout_seconds=10)
+    wait_for(stand.has_died, timeout_seconds=40)
     assert not stand.disarm(), f"{point} was not reached"
     stand.start()
 
@@ -329,10 +414,10 @@ def with_a_server_killed(server: Any) -> Callable[[Stand, str, Scenario], None]:
         attempt = Attempt()
         thread = threading.Thread(target=attempt.make, args=(scenario.act,), daemon=True)
         thread.start()
-        wait_for(stand.waits, timeout_seconds=10)
+        wait_for(stand.waits, timeout_seconds=40)
         server(stand).kill()
         stand.go_on()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "it waits for ever"
         server(stand).start()
         # Connections of before are noticed to be dead one by one.

@@ -228,12 +228,17 @@ class Deployment:
 
     def start_proxy(self, *, reverse_port: int = 0, **settings: str) -> Proxy:
         """One more proxy process, sharing the control plane."""
+        proxy = self.start_cold_proxy(reverse_port=reverse_port, **settings)
+        wait_for(proxy.is_ready, timeout_seconds=START_SECONDS)
+        return proxy
+
+    def start_cold_proxy(self, *, reverse_port: int = 0, **settings: str) -> Proxy:
+        """The same, where the control plane may not answer yet."""
         served = Served(
             [str(COMMAND), "serve", "proxy"], self._proxy_environment(reverse_port, settings), cwd=self.folder
         )
         proxy = Proxy(served.wait_until_listening())
         self.proxies.append(proxy)
-        wait_for(proxy.is_ready, timeout_seconds=START_SECONDS)
         return proxy
 
     def stop(self) -> None:
