@@ -125,7 +125,7 @@ BAD_SECRETS = {
 }
 
 
-@pytest.mark.guards("control_plane/api/messages.py", "return Secret.submitted(value)", "return Secret(value)")
+@pytest.mark.guards("control_plane/api/messages.py", "else Secret.submitted(value)", "else Secret(value)")
 @pytest.mark.parametrize("secret", BAD_SECRETS.values(), ids=BAD_SECRETS.keys())
 def test_a_secret_that_cannot_be_carried_is_refused_and_not_quoted(workspace: Workspace, secret: str) -> None:
     response = workspace.post_credential(

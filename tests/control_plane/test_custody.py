@@ -111,15 +111,17 @@ MOVED = {
 }
 
 
-@pytest.mark.guards("control_plane/core/sealing.py", '"tenant": tenant,', '"tenant": "",')
-@pytest.mark.guards("control_plane/core/sealing.py", '"credential": credential_id,', '"credential": "",')
-@pytest.mark.guards("control_plane/core/sealing.py", '"kind": kind,', '"kind": "",')
+@pytest.mark.guards("control_plane/core/sealing.py", '"tenant": credential.tenant,', '"tenant": "",')
+@pytest.mark.guards("control_plane/core/sealing.py", '"credential": credential.id,', '"credential": "",')
+@pytest.mark.guards("control_plane/core/sealing.py", '"kind": credential.kind,', '"kind": "",')
 @pytest.mark.guards(
     "control_plane/core/sealing.py",
-    "[destination_to_json(destination) for destination in destinations]",
+    "[destination_to_json(destination) for destination in credential.destinations]",
     "[]",
 )
-@pytest.mark.guards("control_plane/core/sealing.py", "[placement_to_json(placement) for placement in placements]", "[]")
+@pytest.mark.guards(
+    "control_plane/core/sealing.py", "[placement_to_json(placement) for placement in credential.placements]", "[]"
+)
 @pytest.mark.parametrize("row", MOVED.values(), ids=MOVED.keys())
 def test_an_envelope_moved_to_another_row_or_reach_does_not_open(row: Credential) -> None:
     sealed = seal_secret(custody(NEW), SECRET, CREDENTIAL, version=1)

@@ -389,7 +389,7 @@ async def test_a_client_certificate_is_resolved_until_it_ends(world: Minting) ->
     assert "has expired" in after.detail
 
 
-@pytest.mark.guards("control_plane/resolution.py", 'return ("credential_kind",)', "return ()")
+@pytest.mark.guards("control_plane/resolution.py", 'else ("credential_kind",)', "else ()")
 async def test_a_proxy_that_knows_nothing_of_kinds_is_told_that_it_must(world: Minting) -> None:  # noqa: F811
     from control_plane.contract.caller import Caller, SubjectId
     from control_plane.contract.wire import AskPlaceholder, ResolveRequest

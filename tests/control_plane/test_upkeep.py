@@ -120,7 +120,7 @@ async def test_a_round_takes_a_bounded_number(store: SqlStore, upkeep: Upkeep) -
 
 
 @pytest.mark.guards(
-    "control_plane/adapters/sql/repositories.py", "OUTBOX.c.sequence <= newest - keep, ", "OUTBOX.c.sequence > 0, "
+    "control_plane/adapters/sql/repositories.py", "OUTBOX.c.sequence <= newest - keep)", "OUTBOX.c.sequence > 0)"
 )
 async def test_the_newest_changes_are_kept_and_a_reader_further_behind_sees_a_gap(
     store: SqlStore, upkeep: Upkeep

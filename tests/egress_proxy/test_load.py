@@ -19,7 +19,11 @@ def begin(line: Line, ticket: Ticket) -> None:
     line.send(get(reverse_path(ticket), headers={"Authorization": ticket.bearer}))
 
 
-@pytest.mark.guards(CLIENT, "        if prepared.load.is_full:\n", "        if False:\n")
+@pytest.mark.guards(
+    CLIENT,
+    "        if prepared.load.is_full:\n            services.upstreams",
+    "        if False:\n            services.upstreams",
+)
 def test_a_tenant_has_so_many_requests_under_way_and_no_more(
     tmp_path: Path, control_plane: ControlPlaneSimulator, upstream_ca: trustme.CA, upstream: Upstream
 ) -> None:

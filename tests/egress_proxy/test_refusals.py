@@ -118,7 +118,7 @@ def test_reverse_mode_without_a_caller_is_a_401(world: World, upstream: Upstream
     assert upstream.accepted == 0
 
 
-@pytest.mark.guards("control_plane/contract/admission.py", "if not bound and not allowed:", "if False:")
+@pytest.mark.guards("control_plane/contract/admission.py", "if not bound and not rules:", "if False:")
 def test_a_connect_to_a_host_without_credential_or_rule_is_refused_in_its_reason_phrase(
     world: World, upstream: Upstream, other_upstream: Upstream
 ) -> None:

@@ -430,7 +430,7 @@ def test_nobody_is_advised_to_allow_an_internal_address(world: World, host: str)
     assert "allow add" not in decision.refusal.hint
 
 
-@pytest.mark.guards(ADMISSION, "    if not bound and not allowed:\n", "    if False:\n")
+@pytest.mark.guards(ADMISSION, "    if not bound and not rules:\n", "    if False:\n")
 def test_a_tunnel_to_a_host_nobody_allowed_is_refused(world: World) -> None:
     connection = Connection(Mode.FORWARD, world.proxy_credential(ALICE))
     raw = head_of("CONNECT unknown.test:443 HTTP/1.1", host="unknown.test:443")

@@ -89,7 +89,7 @@ def test_no_form_of_any_guarded_secret_passes(secret: str, offset: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, len(RAW) + 1, 2))
 @pytest.mark.parametrize("second", range(1, len(RAW) + 1, 2))
-@pytest.mark.guards(SCRUB, "        hold = self._undecided(window) if", "        hold = 0 if")
+@pytest.mark.guards(SCRUB, "self._undecided(tail) if self._needles", "0 if self._needles")
 def test_a_secret_cut_twice_does_not_pass(first: int, second: int) -> None:
     """Until enough of it was matched its beginning may have passed; never the rest."""
     low, high = sorted((first, second))
@@ -141,9 +141,7 @@ def test_several_secrets_are_all_scrubbed_and_counted() -> None:
     st.lists(st.sampled_from([b"a", b"b", b"c", b"abc", b"bcd", b"abcd", b"x"]), max_size=30),
     st.lists(st.integers(0, 60), max_size=10),
 )
-@pytest.mark.guards(
-    SCRUB, "self._held, self._shown = window[-hold:], shown[-hold:]", "self._held = self._shown = shown[-hold:]"
-)
+@pytest.mark.guards(SCRUB, "self._shown = shown[-hold:]", "self._tail = self._shown = shown[-hold:]")
 def test_secrets_that_overlap_are_all_overwritten_however_they_are_cut(words: list[bytes], places: list[int]) -> None:
     texts = (b"abcd", b"abc", b"bcda", b"cdab")
     data = b"".join(words)
@@ -213,7 +211,7 @@ def test_enough_of_a_guarded_secret_is_held_back_until_it_is_decided() -> None:
 
 
 @given(st.text(string.ascii_lowercase, min_size=0, max_size=30), st.text(string.ascii_lowercase, max_size=30))
-@pytest.mark.guards(SCRUB, "are_guarded else self._unended(window)", "are_guarded else self._undecided(window)")
+@pytest.mark.guards(SCRUB, "are_guarded else self._unended(tail)", "are_guarded else self._undecided(tail)")
 def test_for_a_short_secret_the_same_is_held_whatever_was_matched(one: str, other: str) -> None:
     needles = Needles.of(("hunter2hunter2", 0))
     length = min(len(one), len(other))
