@@ -28,6 +28,7 @@ from control_plane.core.records import (
 from control_plane.core.schedule import BY_SCHEDULE, LEASE_SECONDS, RETRY_SECONDS, Doing, due_at, next_of, why_suspended
 from control_plane.credentials import invalid_field, locked, named
 from control_plane.custody import Custody, UnopenableError, open_secret
+from control_plane.faults import reach
 from control_plane.ports import (
     Clock,
     Created,
@@ -222,6 +223,7 @@ class ScheduleKeeper:
         except HookFailedError as error:
             await self._failed(work, str(error))
             return
+        reach("rotation.hook_created")
         new = NewRotation(
             secret=created.secret,
             if_version=work.credential.current_version,

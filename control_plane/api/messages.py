@@ -356,7 +356,7 @@ HookIn = Annotated[HttpHookIn | AwsIamHookIn, Field(discriminator="kind")]
 class ScheduleIn(_Incoming):
     """Without a hook: reminders alone. The options are those of the rotations that the hook's values go through."""
 
-    every_seconds: Annotated[float, Field(ge=60, le=MAX_AGE_SECONDS, allow_inf_nan=False)]
+    every_seconds: Annotated[float, Field(ge=3600, le=MAX_AGE_SECONDS, allow_inf_nan=False)]
     """How old a version may become."""
     remind_seconds: Annotated[float, Field(ge=0, le=MAX_AGE_SECONDS, allow_inf_nan=False)] = 0.0
     """So long before that, it is said."""

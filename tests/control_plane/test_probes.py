@@ -25,8 +25,7 @@ from control_plane.core.rotation import PROBE_CLIENT
 from control_plane.ports import ProbeCall, ProbeReply
 from control_plane.probing import LEASE_SECONDS
 from tests.control_plane.rotating import ACME, DESTINATION, NAME, NEW, OLD, OPERATOR, Replica
-from tests.control_plane.test_rotation import in_use
-from tests.control_plane.test_store import database  # noqa: F401 (a fixture)
+from tests.control_plane.test_rotation import BOTH, database, in_use  # noqa: F401 (one is a fixture)
 
 PROBE = Probe("GET", "/v1/me")
 TRY: dict[str, Any] = {"probes": True, "probe": PROBE}
@@ -167,6 +166,7 @@ async def test_nobody_else_is_taken_for_a_probe(replica: Replica) -> None:
     assert isinstance(policy, Refused)
 
 
+@BOTH
 async def test_a_replica_that_died_while_it_tried_is_stood_in_for(replica: Replica) -> None:
     async def dies() -> None:
         raise SystemExit

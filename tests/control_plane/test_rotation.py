@@ -1,18 +1,21 @@
 """Rotations step by step, on SQLite and on PostgreSQL: what is in use, for whom, and what becomes of the rest."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from control_plane.adapters.sql.engine import Database
+from control_plane.adapters.sql.engine import Database, open_database
+from control_plane.adapters.sql.migrate import migrate
 from control_plane.contract.caller import SubjectId
 from control_plane.contract.destination import parse_destination
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.contract.wire import Refused, ResolvedPlaceholder
 from control_plane.core.rotation import WINDOW_SECONDS, is_canary
 from tests.control_plane.rotating import ACME, NAME, NEW, NEWER, OLD, OPERATOR, PLATFORM, Replica
-from tests.control_plane.test_store import database  # noqa: F401 (a fixture)
+from tests.control_plane.test_store import new_database
 
 FILE = "control_plane/rotation.py"
 SUBJECTS = [f"subject-{number}" for number in range(12)]
@@ -20,8 +23,21 @@ CANARY: dict[str, Any] = {"canary_percent": 50, "canary_seconds": 600.0}
 OVERLAP: dict[str, Any] = {"overlap_seconds": 3600.0}
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    """PostgreSQL takes a second to make: most of what is here is shown on it by the long run."""
+    opened = open_database(await new_database(request.param, request, tmp_path))
+    await migrate(opened.engine)
+    yield opened
+    await opened.close()
+
+
+BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+"""Where several write at once, the two databases differ."""
+
+
 @pytest.fixture
-async def replica(database: Database) -> Replica:  # noqa: F811
+async def replica(database: Database) -> Replica:
     made = Replica(database)
     credential = await made.add_credential()
     await made.grant(credential, *SUBJECTS)
@@ -92,6 +108,7 @@ async def test_step_by_step_to_its_end(replica: Replica) -> None:
     assert ("credential", True) not in await replica.published(), "a rotation lets open streams finish"
 
 
+@BOTH
 async def test_three_subjects_whose_requests_fail_bring_the_old_version_back(replica: Replica) -> None:
     await replica.rotate(**OVERLAP)
     await replica.report("subject-0", version=2, s401=5)
@@ -176,6 +193,7 @@ async def test_a_second_operator_is_told_that_a_rotation_is_under_way(replica: R
     assert await replica.states() == ["active", "pending"]
 
 
+@BOTH
 async def test_of_operators_who_rotate_what_they_saw_at_the_same_time_one_is_told(replica: Replica) -> None:
     other = replica.another()
 
@@ -188,6 +206,7 @@ async def test_of_operators_who_rotate_what_they_saw_at_the_same_time_one_is_tol
     assert await replica.states() == ["retired", "active"]
 
 
+@BOTH
 async def test_a_secret_that_leaked_during_a_canary_goes_at_once_and_nothing_comes_back(replica: Replica) -> None:
     await replica.rotate(**CANARY, **OVERLAP)
 
@@ -278,6 +297,7 @@ async def test_a_deleted_credential_takes_its_rotation_with_it(replica: Replica)
     assert isinstance(answer, Refused)
 
 
+@BOTH
 async def test_replicas_that_look_at_the_same_time_take_one_step(replica: Replica) -> None:
     await replica.rotate(**CANARY, **OVERLAP)
     replicas = [replica, *(replica.another() for _ in range(3))]

@@ -23,7 +23,7 @@ from control_plane.ports import Created, HookAsk, HookFailedError, ProbeReply
 from control_plane.scheduling import NewSchedule, ScheduleKeeper
 from control_plane.trail import Trail
 from tests.control_plane.rotating import ACME, NAME, NEW, NEWER, OLD, OPERATOR, Replica
-from tests.control_plane.test_store import database  # noqa: F401 (a fixture)
+from tests.control_plane.test_rotation import BOTH, database  # noqa: F401 (one is a fixture)
 from tests.support.upstream import Request, Upstream, Wire, message
 
 DAY = 86_400.0
@@ -122,6 +122,7 @@ async def test_a_rotation_by_hand_puts_the_reminders_off(replica: Replica, sched
     assert await at(replica, schedules, DAY) == ["rotation.due"]
 
 
+@BOTH
 async def test_a_hook_makes_the_new_value_and_puts_the_old_one_away(
     replica: Replica, schedules: ScheduleKeeper, maker: Maker
 ) -> None:

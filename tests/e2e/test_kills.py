@@ -180,7 +180,7 @@ class RotatingByItself(Renewing):
         super().prepare()
         hook = {"kind": "http", "url": f"{self.stand.outside.hook.url}/hook"}
         self.w.control_plane.made(
-            "PUT", self.w.path("credentials/example/rotation/schedule"), {"every_seconds": 60, "hook": hook}
+            "PUT", self.w.path("credentials/example/rotation/schedule"), {"every_seconds": 3600, "hook": hook}
         )
 
     def act(self) -> Any:
@@ -195,7 +195,7 @@ class RotatingByItself(Renewing):
 
     def is_old_now(self) -> None:
         self.stand.change(
-            "UPDATE credential_versions SET created_at = created_at - 3600 WHERE tenant = :t AND version = 1",
+            "UPDATE credential_versions SET created_at = created_at - 7200 WHERE tenant = :t AND version = 1",
             t=self.w.tenant,
         )
         self.stand.change("UPDATE rotation_schedules SET look_at = 0 WHERE tenant = :t", t=self.w.tenant)
