@@ -16,11 +16,13 @@ import typer
 
 from coatcheck import (
     access,
+    alarm,
     allow,
     audit,
     ca,
     client_commands,
     credential,
+    decoy,
     grant,
     injector,
     issuer,
@@ -89,6 +91,8 @@ app.add_typer(issuer.app, name="issuer", rich_help_panel=_WHO)
 app.command("why", rich_help_panel=_LOOKING)(why)
 app.add_typer(audit.app, name="audit", rich_help_panel=_LOOKING)
 app.add_typer(access.app, name="access", rich_help_panel=_LOOKING)
+app.add_typer(alarm.app, name="alarm", rich_help_panel=_LOOKING)
+app.add_typer(decoy.app, name="decoy", rich_help_panel=_LOOKING)
 app.command("doctor", rich_help_panel=_LOOKING)(doctor)
 app.command("up", rich_help_panel=_STACK)(up)
 app.command("down", rich_help_panel=_STACK)(down)

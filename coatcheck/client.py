@@ -237,6 +237,38 @@ class ControlPlane:
     def delete_limit(self, limit_id: str) -> None:
         self._ask("DELETE", f"{self._tenant}/limits/{_segment(limit_id)}")
 
+    # --- alarms and decoys ------------------------------------------------------------------------------------------
+
+    def alarms(self, *, limit: int) -> list[Json]:
+        return self._items(f"{self._tenant}/alarms", limit=limit)
+
+    def test_alarm(self) -> Json:
+        return self._ask("POST", f"{self._tenant}/alarms/test", expected=("id",))
+
+    def alarm_settings(self) -> Json:
+        return self._ask("GET", f"{self._tenant}/alarm-settings", expected=("revoke_on_mismatch",))
+
+    def change_alarm_settings(self, fields: Mapping[str, Any]) -> Json:
+        return self._ask("PUT", f"{self._tenant}/alarm-settings", dict(fields), expected=("revoke_on_mismatch",))
+
+    def add_alarm_hook(self, url: str) -> Json:
+        return self._ask("POST", f"{self._tenant}/alarm-hooks", {"url": url}, expected=("secret",))
+
+    def alarm_hooks(self) -> list[Json]:
+        return self._items(f"{self._tenant}/alarm-hooks")
+
+    def delete_alarm_hook(self, hook_id: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/alarm-hooks/{_segment(hook_id)}")
+
+    def add_decoy(self, fields: Mapping[str, Any]) -> Json:
+        return self._ask("POST", f"{self._tenant}/decoys", dict(fields), expected=("placeholder",))
+
+    def decoys(self) -> list[Json]:
+        return self._items(f"{self._tenant}/decoys")
+
+    def delete_decoy(self, decoy_id: str) -> None:
+        self._ask("DELETE", f"{self._tenant}/decoys/{_segment(decoy_id)}")
+
     # --- audit ------------------------------------------------------------------------------------------------------
 
     def audit_page(self, *, after: int, limit: int = AUDIT_PAGE) -> list[Json]:

@@ -37,8 +37,11 @@ from control_plane.adapters.providers.table import providers
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.adapters.tls import ClientTrust
+from control_plane.alarms import ROUND_SECONDS as ALARM_SECONDS
+from control_plane.alarms import Alarms, HookDelivery, HookKeeper
 from control_plane.api.access import AccessApi
 from control_plane.api.admin import AdminApi
+from control_plane.api.alarms import AlarmsApi
 from control_plane.api.app import build_app
 from control_plane.api.audit import AuditApi
 from control_plane.api.custody import CustodyApi
@@ -64,11 +67,13 @@ from control_plane.credentials import CredentialKeeper
 from control_plane.custody import Custody
 from control_plane.custody_wiring import ring_reader, source_readers
 from control_plane.database import migrate_once, opened
+from control_plane.decoys import DecoyKeeper
 from control_plane.direct import DirectMode
 from control_plane.exchange import Exchange
 from control_plane.faults import AtPoint, armed, nothing_happens
 from control_plane.grants import AllowRuleKeeper, GrantKeeper
 from control_plane.hardening import forbid_core_dumps
+from control_plane.hook_keys import HookKeys
 from control_plane.identification import Identification
 from control_plane.injectors import Injectors
 from control_plane.introspection import Introspection
@@ -234,6 +239,7 @@ async def _assembled(
         session_seconds=settings.session_seconds,
     )
     injectors = Injectors(store, trail, clock=clock)
+    alarms = Alarms(store, trail, clock=clock, entropy=entropy)
     exchange = Exchange(
         store,
         own_keys,
@@ -245,6 +251,7 @@ async def _assembled(
         trail,
         clock=clock,
         placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
+        on_sighting=alarms.sighted,
     )
     versions = Versions(custody, clock)
     probe_caller = HttpProbeCaller(proxy_base_url=settings.proxy_base_url, ca_files=settings.outbound_ca_files)
@@ -279,15 +286,17 @@ async def _assembled(
         access=access, sources=SourceRegistry(store, custody, sources, trail, clock=clock), keks=keks
     )
     quotas = Quotas(store, clock=clock)
+    hook_keys = HookKeys(store, custody, own_keys)
     internal = InternalApi(
         access=access,
-        resolution=Resolution(store, material, clock=clock),
+        resolution=Resolution(store, material, clock=clock, on_sighting=alarms.sighted),
         own_keys=own_keys,
         store=store,
         wake=hints.wake,
         rotations=rotations,
         injectors=injectors,
         quotas=quotas,
+        alarms=alarms,
         clock=clock,
     )
     issuers = IssuerKeeper(store, identification, trail, clock=clock, own_issuer=issuer)
@@ -301,6 +310,12 @@ async def _assembled(
         PlatformApi(access, key_keeper, injectors).router(),
         AccessApi(access, AccessReview(store, issuance, clock=clock), registry).router(),
         IssuersApi(access, issuers).router(),
+        AlarmsApi(
+            access,
+            alarms,
+            HookKeeper(store, hook_keys, trail, clock=clock, entropy=entropy),
+            DecoyKeeper(store, own_keys, trail, clock=clock, entropy=entropy),
+        ).router(),
         LimitsApi(access, LimitKeeper(store, trail, clock=clock, entropy=entropy)).router(),
         audit.router(),
         audit.public_router(),
@@ -314,6 +329,9 @@ async def _assembled(
     chores = [
         Chore("audit_chain", CHAINING_SECONDS, chaining.once),
         Chore("audit_retention", RETENTION_SECONDS, chaining.forget),
+        Chore("alarms", ALARM_SECONDS, alarms.once),
+        Chore("alarm_hooks", ALARM_SECONDS, HookDelivery(store, hook_keys, outbound, clock=clock).once),
+        Chore("alarm_retention", ROUND_SECONDS, alarms.forget),
         Chore("limits", ROUND_SECONDS, quotas.forget),
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
         Chore("keys", ROUND_SECONDS, key_keeper.retire),

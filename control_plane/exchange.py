@@ -5,6 +5,7 @@ is exactly what was asked for; whatever is not granted looks exactly like what i
 the audit trail.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,9 +21,10 @@ from control_plane.contract.headers import (
 from control_plane.contract.placeholder import TokenKind as Marker
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import AuditEvent
+from control_plane.core.alarms import AlarmKind, Decoy, Sighting
 from control_plane.core.delegation import Chain
 from control_plane.core.oauth import OAuthErrorCode, OAuthRefusedError, TokenRequest, invalid_request
-from control_plane.core.records import Client, Session, Token
+from control_plane.core.records import Client, Session, Token, TokenKind
 from control_plane.core.scopes import InvalidScopeError, covers, read_scope
 from control_plane.core.targeting import Target, choose
 from control_plane.direct import DirectMode
@@ -59,7 +61,10 @@ class Exchange:
         *,
         clock: Clock,
         placeholder_ttl_seconds: int,
+        on_sighting: Callable[[Sighting], None],
     ) -> None:
+        """`on_sighting` is told of every placeholder that a client presents which is not its own."""
+        self._on_sighting = on_sighting
         self._store = store
         self._own_keys = own_keys
         self._proofs = proofs
@@ -249,9 +254,24 @@ class Exchange:
             raise RefusedError(UNKNOWN_TOKEN)
         async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
             token = await records.tokens.by_fingerprint(genuine.fingerprint)
+            decoy = await records.decoys.by_fingerprint(genuine.fingerprint) if token is None else None
         if token is None or token.client != client.id or not client.serves(token.tenant):
+            self._note_theft(token, decoy, client)
             raise RefusedError(UNKNOWN_TOKEN)
         return token
+
+    def _note_theft(self, token: Token | None, decoy: Decoy | None, client: Client) -> None:
+        """A client that presents what was not issued to it. It hears what it would hear of any unknown string."""
+        # A client that serves all tenants is none of theirs.
+        tenant = client.tenant or TenantId("")
+        caller = Caller(client=client.id, tenant=tenant, subject=SubjectId(""), session=None)
+        if token is not None and token.kind is TokenKind.PLACEHOLDER:
+            kind, owner, seen = AlarmKind.STOLEN_PLACEHOLDER, token.tenant, token.id
+        elif decoy is not None:
+            kind, owner, seen = AlarmKind.DECOY_USED, decoy.tenant, decoy.id
+        else:
+            return
+        self._on_sighting(Sighting(kind, owner, seen, None, caller, None, self._clock()))
 
     def _granted(self, action: str, issued: Issued, by: Actor) -> AuditEvent:
         return self._token_event(action, issued.token, by, credential=issued.credential.name)

@@ -97,7 +97,9 @@ class KeyKeeper:
                 return old if now >= last_used + _LONGEST_SIGNED_SECONDS else ()
             case _:
                 # A placeholder keeps its string, and so its tag, for as long as it is renewed.
-                return () if await records.tokens.any_usable_of_before(last_used, now) else old
+                still = await records.tokens.any_usable_of_before(last_used, now)
+                # A decoy lies where it was laid for as long as it is wanted.
+                return () if still or await records.decoys.any_from_before(last_used) else old
 
     async def _taken_out(self, purpose: KeyPurpose, keys: Sequence[OwnKey]) -> None:
         by = Actor("upkeep", "upkeep", is_a_client=False)

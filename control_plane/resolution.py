@@ -5,6 +5,7 @@ event it has seen is newer. A "no" is an answer too; a store that does not answe
 caller of another tenant every placeholder is unknown; the truth goes to the audit trail alone.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -29,6 +30,7 @@ from control_plane.contract.wire import (
     ResolveRequest,
     Route,
 )
+from control_plane.core.alarms import AlarmKind, Sighting
 from control_plane.core.presets import probe_of
 from control_plane.core.records import Credential, CredentialVersion, Grant, RotationPhase, Session, TokenKind
 from control_plane.core.rotation import PROBE_CLIENT, version_for
@@ -42,7 +44,11 @@ _log = structlog.get_logger("control_plane.resolution")
 
 
 class Resolution:
-    def __init__(self, store: Store, material: Material, *, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, material: Material, *, clock: Clock, on_sighting: Callable[[Sighting], None]
+    ) -> None:
+        """`on_sighting` is told of every placeholder that is asked about by somebody it is not for."""
+        self._on_sighting = on_sighting
         self._store = store
         self._material = material
         self._clock = clock
@@ -130,9 +136,12 @@ class Resolution:
         except UnreadableRowError:
             return _UNAVAILABLE
         if facts is None or facts.token.kind is not TokenKind.PLACEHOLDER:
+            await self._look_for_decoy(records, ask)
             return _UNKNOWN
         # (2) Another tenant's is unknown too, whatever else is the matter with it.
         binding = await self._binding(records, facts)
+        if facts.token.caller != ask.caller:
+            self._on_sighting(_stolen(facts, ask, at=self._clock()))
         if facts.token.tenant != ask.caller.tenant:
             return replace(_UNKNOWN, true_code=RefusalCode.CALLER_MISMATCH, binding=binding)
         # (3) The caller is exactly the one it was issued to; an absent session matches only an absent session.
@@ -156,6 +165,22 @@ class Resolution:
         if binding.version != facts.version.version:
             version = await records.versions.get(facts.credential.id, binding.version)
         return await self._opened(records, facts.credential, version, binding, without)
+
+    async def _look_for_decoy(self, records: Records, ask: AskPlaceholder) -> None:
+        """For every string that nobody knows, so that how long it takes tells nothing."""
+        decoy = await records.decoys.by_fingerprint(ask.placeholder_sha256)
+        if decoy is not None:
+            self._on_sighting(
+                Sighting(
+                    kind=AlarmKind.DECOY_USED,
+                    tenant=decoy.tenant,
+                    placeholder_id=decoy.id,
+                    credential=None,
+                    caller=ask.caller,
+                    host=ask.endpoint.host,
+                    at=self._clock(),
+                )
+            )
 
     async def _opened(
         self,
@@ -274,6 +299,18 @@ def _must_understand(answer: Answer) -> tuple[str, ...]:
     return (
         *(() if is_placed(binding.credential_kind) else ("credential_kind",)),
         *(("limits",) if binding.limits else ()),
+    )
+
+
+def _stolen(facts: TokenFacts, ask: AskPlaceholder, *, at: float) -> Sighting:
+    return Sighting(
+        kind=AlarmKind.STOLEN_PLACEHOLDER,
+        tenant=facts.token.tenant,
+        placeholder_id=facts.token.id,
+        credential=facts.credential.name if facts.credential is not None else None,
+        caller=ask.caller,
+        host=ask.endpoint.host,
+        at=at,
     )
 
 

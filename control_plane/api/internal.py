@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from control_plane.access import Access
+from control_plane.alarms import Alarms
 from control_plane.api.errors import request_id
 from control_plane.api.peer import peer_certificate
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
@@ -65,6 +66,7 @@ class InternalApi:
     rotations: RotationKeeper
     injectors: Injectors
     quotas: Quotas
+    alarms: Alarms
     clock: Clock
 
     def router(self) -> APIRouter:
@@ -138,11 +140,13 @@ class InternalApi:
         proxy = await self._proxy(request)
         batch = _read_batch(await request.body())
         async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
-            await records.audit.append(events := self._events_of(batch, proxy, request_id(request)))
+            events = self._events_of(batch, proxy, request_id(request))
+            await records.audit.append([each for event in events for each in _told_apart(event)])
             await records.uses.note(uses_in(events))
             reach("audit.appended")
         reach("audit.received")
         await self.rotations.heard(events)
+        await self.alarms.heard(events)
         return Response(status_code=204)
 
     def _events_of(self, batch: AuditBatch, proxy: Client, own_request_id: str) -> list[AuditEvent]:
@@ -164,6 +168,17 @@ class InternalApi:
         return await self.access.client_of_kind(
             request.headers.get("authorization"), ClientKind.EGRESS_PROXY, certificate=peer_certificate(request)
         )
+
+
+def _told_apart(event: AuditEvent) -> tuple[AuditEvent, ...]:
+    """Of another tenant's placeholder the tenant of whoever tried it reads what that one was told, and no more: not
+    even that there is one. What was true stands in the platform's own trail."""
+    if event.code is not RefusalCode.UNKNOWN_PLACEHOLDER or event.true_code is not RefusalCode.CALLER_MISMATCH:
+        return (event,)
+    told = replace(event, true_code=event.code, credential=None, version=None, placeholder_id=None)
+    name = "true_" + sha256(event.event_id.encode()).hexdigest()[:32]
+    true = replace(event, event_id=name, tenant=None, extra={**event.extra, "tenant_of_caller": event.tenant or ""})
+    return told, true
 
 
 def _read(adapter: TypeAdapter[T], raw: bytes) -> T:

@@ -47,16 +47,17 @@ from control_plane.contract.placement import (
 )
 from control_plane.contract.secret import MAX_SECRET_BYTES, Secret, UnusableSecretError
 from control_plane.contract.wire import Measure
+from control_plane.core.alarms import AlarmHook, Decoy
 from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.client_token import LIFETIME_SECONDS
 from control_plane.core.delegation import to_act
 from control_plane.core.minting import NEVER, REASONS
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
-from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
+from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, NOTE, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
 from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
 from control_plane.core.records import SUBJECT_ASSERT, Client, MintedValue, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
-from control_plane.core.urls import MAX_URL_LENGTH, InvalidUrlError, parse_outbound_url
+from control_plane.core.urls import MAX_URL_LENGTH, InvalidUrlError, OutboundUrlText, parse_outbound_url
 from control_plane.credentials import Described
 from control_plane.grants import NamedGrant
 from control_plane.issuance import Issued, IssuedDirect, IssuedProxyCredential
@@ -399,6 +400,20 @@ class LimitIn(_Incoming):
     measure: Annotated[Measure, BeforeValidator(_measure)]
     amount: Annotated[Whole, Field(ge=1, le=10**15)]
     window_seconds: Annotated[Whole, Field(ge=1, le=MAX_WINDOW_SECONDS)]
+
+
+class AlarmHookIn(_Incoming):
+    url: OutboundUrlText
+
+
+class AlarmSettings(_Incoming):
+    revoke_on_mismatch: bool
+    """A placeholder in the hands of another caller of the same tenant is revoked."""
+
+
+class DecoyIn(_Incoming):
+    preset: CredentialName | None = None
+    note: Annotated[str, StringConstraints(pattern=NOTE)] = ""
 
 
 class ClientIn(_Incoming):
@@ -1024,6 +1039,51 @@ class LimitOut(_Outgoing):
             granted=named.granted,
             created_at=limit.created_at,
         )
+
+
+class AlarmHookOut(_Outgoing):
+    id: str
+    tenant: str | None
+    url: str
+    created_at: float
+
+    @classmethod
+    def of(cls, hook: AlarmHook) -> "AlarmHookOut":
+        return cls(id=hook.id, tenant=hook.tenant, url=hook.url, created_at=hook.created_at)
+
+
+class NewAlarmHookOut(AlarmHookOut):
+    secret: str
+
+    @classmethod
+    def with_secret(cls, hook: AlarmHook, secret: str) -> "NewAlarmHookOut":
+        return cls(id=hook.id, tenant=hook.tenant, url=hook.url, created_at=hook.created_at, secret=secret)
+
+
+class DecoyOut(_Outgoing):
+    id: str
+    preset: str | None
+    note: str
+    created_at: float
+    used_at: float | None
+
+    @classmethod
+    def of(cls, decoy: Decoy) -> "DecoyOut":
+        return cls(
+            id=decoy.id,
+            preset=decoy.preset,
+            note=decoy.note,
+            created_at=decoy.created_at,
+            used_at=decoy.used_at,
+        )
+
+
+class NewDecoyOut(DecoyOut):
+    placeholder: str
+
+    @classmethod
+    def with_placeholder(cls, decoy: Decoy, placeholder: str) -> "NewDecoyOut":
+        return cls(**DecoyOut.of(decoy).model_dump(), placeholder=placeholder)
 
 
 def _client_fields(client: Client) -> dict[str, Any]:

@@ -20,12 +20,15 @@ PRINTABLE: Final = r"^[^\x00-\x1f\x7f]{1,255}$"
 SOURCE_NAME: Final = CREDENTIAL_NAME
 NAME_IN_SOURCE: Final = r"^[A-Za-z0-9_-]{1,64}$"
 """What a tenant may say about a place inside a source: no separators, so that it never leads elsewhere."""
+NOTE: Final = r"^[^\x00-\x1f\x7f]{0,200}$"
+"""A person's own words."""
 VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 
 IN_WORDS: Final[Mapping[str, str]] = {
     CREDENTIAL_NAME: "1 to 40 lower-case letters, digits and '-', beginning and ending with a letter or digit",
     TENANT_ID: "1 to 64 lower-case letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
     OBJECT_ID: "an id: 1 to 64 letters, digits and '_'",
+    NOTE: "0 to 200 characters without control characters",
     PRINTABLE: "1 to 255 characters without control characters",
     NAME_IN_SOURCE: "1 to 64 letters, digits, '_' and '-'",
     VARIABLE: "an environment variable: 1 to 128 letters, digits and '_', not beginning with a digit",

@@ -98,6 +98,9 @@ class Action(StrEnum):
     LIMIT_WRITE = "limit.write"
     ALARM_READ = "alarm.read"
     ALARM_WRITE = "alarm.write"
+    ALARM_READ_ALL = "alarm.read_all"
+    ALARM_WRITE_ALL = "alarm.write_all"
+    """Having the alarms of every tenant told somewhere."""
     DECOY_READ = "decoy.read"
     DECOY_WRITE = "decoy.write"
 
@@ -165,6 +168,8 @@ POLICY: Final[Mapping[Action, Rule]] = {
     Action.LIMIT_WRITE: _TENANT_WRITE_BY_THE_PLATFORM,
     Action.ALARM_READ: _TENANT_READ,
     Action.ALARM_WRITE: _TENANT_WRITE,
+    Action.ALARM_READ_ALL: _PLATFORM_READ,
+    Action.ALARM_WRITE_ALL: _PLATFORM_WRITE,
     Action.DECOY_READ: _TENANT_READ,
     Action.DECOY_WRITE: _TENANT_WRITE,
 }

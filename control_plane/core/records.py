@@ -304,6 +304,8 @@ class KeyPurpose(StrEnum):
     """HMAC key of placeholder tags."""
     AUDIT = "audit"
     """Ed25519, signs the heads of the audit trail's chains and nothing else."""
+    WEBHOOK = "webhook"
+    """What the secrets of alarm hooks are derived from."""
 
 
 @dataclass(frozen=True, slots=True)

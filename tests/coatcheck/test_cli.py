@@ -131,7 +131,10 @@ def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> No
         "credential rotation",
         "grant add", "grant list", "grant delete", "allow add", "allow list", "allow delete", "exchange",
         "placeholder list", "placeholder issue", "placeholder revoke", "run", "audit tail", "audit export",
-        "audit verify", "audit head", "audit keys", "why", "ca export", "doctor", "demo",
+        "audit verify", "audit head", "audit keys", "alarm list", "alarm test",
+        "alarm settings", "alarm add-hook", "alarm list-hooks", "alarm delete-hook",
+        "decoy add", "decoy list", "decoy delete", "limit add", "limit list", "limit delete",
+        "why", "ca export", "doctor", "demo",
     ):  # fmt: skip
         assert run_command([*command.split(), "--help"]) == 0, command
 

@@ -107,7 +107,7 @@ class Replica:
         prober = Prober(issuance, self.upstream, entropy=os.urandom)
         self.rotations = RotationKeeper(self.store, versions, prober, trail, clock=self.clock, entropy=os.urandom)
         self.material = Material(self.store, self.custody, trail, self.providers, clock=self.clock)
-        self.resolution = Resolution(self.store, self.material, clock=self.clock)
+        self.resolution = Resolution(self.store, self.material, clock=self.clock, on_sighting=lambda _: None)
 
     def another(self) -> "Replica":
         return Replica(self.database, self.clock, self.kek, self.upstream, self.tokens, self.providers)

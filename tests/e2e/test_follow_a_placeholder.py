@@ -6,9 +6,11 @@ audit. After that, what must not happen on the way, and what a change of mind do
 
 import base64
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -131,8 +133,17 @@ def test_two_tenants_placeholders_are_refused_to_each_other_both_ways(
     for at, own in ((workspace, mine), (other, theirs)):
         assert way(at, upstream, own, kind).ask("GET", "/own").status == 200
         assert upstream.requests[-1].header("authorization") == f"Bearer {keys[at.tenant]}"
+    # Each tenant's trail says what its own were told, and that its own placeholder turned up elsewhere.
     true_codes = wait_for(lambda: [e.get("true_code") for e in workspace.api.audit(workspace.tenant) if e.get("code")])
-    assert true_codes == ["caller_mismatch"]
+    assert true_codes == ["unknown_placeholder"]
+    for at, own in ((workspace, mine), (other, theirs)):
+        wait_for(functools.partial(alarms_of, at))
+        assert [event["placeholder_id"] for event in alarms_of(at)] == [own.id]
+
+
+def alarms_of(workspace: Workspace) -> list[dict[str, Any]]:
+    """Its own placeholders that were seen elsewhere."""
+    return [e for e in workspace.api.audit(workspace.tenant) if e["action"] == "alarm.stolen_placeholder"]
 
 
 @pytest.mark.guards("control_plane/resolution.py", "if facts.token.tenant != ask.caller.tenant:", "if False:")

@@ -4,6 +4,7 @@ A new topic has its repository in a file of its own, made of `repositories.Trans
 """
 
 from control_plane.adapters.sql.access import SqlInjectors, SqlUses
+from control_plane.adapters.sql.alarms import SqlAlarms, SqlDecoys
 from control_plane.adapters.sql.chain import SqlAuditChain
 from control_plane.adapters.sql.issuers import SqlIssuers, SqlUsedAssertions
 from control_plane.adapters.sql.limits import SqlLimits
@@ -51,6 +52,8 @@ class SqlRecords:
         self.sources = SqlSources(tx)
         self.sealed = SqlSealedRows(tx)
         self.keks = SqlKeks(tx)
+        self.alarms = SqlAlarms(tx)
+        self.decoys = SqlDecoys(tx)
         self.outbox = SqlOutbox(tx)
         self.audit = SqlAudit(tx)
         self.chain = SqlAuditChain(tx)

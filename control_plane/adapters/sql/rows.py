@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from control_plane.contract.destination import destination_from_json, destination_to_json
 from control_plane.contract.placement import placement_from_json, placement_to_json
 from control_plane.contract.wire import Measure
+from control_plane.core.alarms import Alarm, AlarmKind
 from control_plane.core.client_proofs import ClientProofs
 from control_plane.core.delegation import Party
 from control_plane.core.records import (
@@ -66,6 +67,7 @@ _ENUMS: Mapping[tuple[type, str], type[StrEnum]] = {
     (MintedValue, "state"): MintingState,
     (Token, "kind"): TokenKind,
     (OwnKey, "purpose"): KeyPurpose,
+    (Alarm, "kind"): AlarmKind,
     (Limit, "measure"): Measure,
     (Rotation, "phase"): RotationPhase,
     (Rotation, "probe_result"): ProbeResult,

@@ -416,6 +416,77 @@ class LimitUsageRow(Base):
     """When the window of that number ends."""
 
 
+class AlarmRow(Base):
+    """One placeholder in the hands of one caller, in one window (`core.alarms.Alarm`)."""
+
+    __tablename__ = "alarms"
+    __table_args__ = (
+        UniqueConstraint("placeholder_id", "caller_key", "window_number"),
+        Index("ix_alarms_tenant_first_at", "tenant", "first_at"),
+    )
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(24))
+    placeholder_id: Mapped[str] = mapped_column(String(64))
+    credential: Mapped[str | None] = mapped_column(String(255))
+    caller_key: Mapped[str] = mapped_column(String(64))
+    window_number: Mapped[int] = mapped_column(BigInteger)
+    caller_tenant: Mapped[str] = mapped_column(String(64))
+    client: Mapped[str] = mapped_column(String(255))
+    subject: Mapped[str] = mapped_column(String(255))
+    session: Mapped[str | None] = mapped_column(String(64))
+    host: Mapped[str | None] = mapped_column(String(255))
+    first_at: Mapped[float] = mapped_column(Float)
+    last_at: Mapped[float] = mapped_column(Float, index=True)
+    count: Mapped[int] = mapped_column(BigInteger)
+    revoked: Mapped[bool] = mapped_column(Boolean)
+
+
+class AlarmHookRow(Base):
+    """Where alarms are told. `tenant` is None where it is told those of every tenant."""
+
+    __tablename__ = "alarm_hooks"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    url: Mapped[str] = mapped_column(String(2048))
+    key_id: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class AlarmDeliveryRow(Base):
+    """One alarm on its way to one hook."""
+
+    __tablename__ = "alarm_deliveries"
+    alarm_id: Mapped[str] = mapped_column(ForeignKey("alarms.id", ondelete="CASCADE"), primary_key=True)
+    hook_id: Mapped[str] = mapped_column(ForeignKey("alarm_hooks.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    attempts: Mapped[int] = mapped_column(Integer)
+    due_at: Mapped[float] = mapped_column(Float, index=True)
+    done_at: Mapped[float | None] = mapped_column(Float)
+    error: Mapped[str | None] = mapped_column(String(64))
+
+
+class AlarmSettingsRow(Base):
+    """What a tenant wants done because of an alarm."""
+
+    __tablename__ = "alarm_settings"
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+    revoke_on_mismatch: Mapped[bool] = mapped_column(Boolean)
+
+
+class DecoyRow(Base):
+    """A placeholder that only ever alarms, by its fingerprint."""
+
+    __tablename__ = "decoys"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    preset: Mapped[str | None] = mapped_column(String(40))
+    note: Mapped[str] = mapped_column(String(255))
+    created_at: Mapped[float] = mapped_column(Float)
+    used_at: Mapped[float | None] = mapped_column(Float)
+
+
 class AuditUnchainedRow(Base):
     """An event that is in no batch of its chain yet. Filled by a trigger with every row of `audit_events`."""
 
