@@ -1,4 +1,4 @@
-"""What a credential's secret is at this moment: the secret itself, or what a provider minted for it (ADR 0015).
+"""What a credential's secret is at this moment: the secret itself, or what a provider minted for it (ADR 0020).
 
     async with store.read(…) as records:
         current = await material.current(records, credential, version)     NotAtHandError: nothing usable is here

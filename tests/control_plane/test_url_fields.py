@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from control_plane.contract.kinds import CredentialKind
 from control_plane.core.client_proofs import ClientProofs
 from control_plane.core.kinds import KINDS
 from tests.control_plane.issuing import Provider, SigningKey
-from tests.control_plane.serving import ControlPlane, control_plane_in
+from tests.control_plane.serving import ControlPlane, control_plane_in, private_file
 from tests.control_plane.test_kinds import AWS_KEY, GOOGLE_KEY, MINIMAL, RSA_PEM
 from tests.control_plane.workspace import Json, Workspace
 from tests.support.upstream import Behaviour, Upstream, hold, message, plain, sends
@@ -120,6 +121,8 @@ NOT_FETCHED = {
     "setting proxy_base_url": "given out",
     "kind jwt_bearer.issuer": "a name that the provider knows",
     "client proofs.certificate.san_uri": "a name in a certificate",
+    "setting kek_vault_address": "the platform's own, by the same client",
+    "setting kek_aws_endpoint": "the platform's own, by the same client",
 }
 
 
@@ -179,6 +182,27 @@ def _submit_hook(world: World, url: str) -> Any:
     return world.submit("PUT", world.workspace.path("credentials/hooked/rotation/schedule"), body)
 
 
+SOURCES: dict[str, tuple[str, str, Json]] = {
+    "vault": ("vault", "address", {"auth": {"method": "token", "token_file": "vault-token"}}),
+    "aws": ("aws_secrets_manager", "endpoint", {"region": "eu-west-1", "auth": {"method": "keys", "keys_file": "aws"}}),
+}
+
+
+def of_source(name: str) -> Fetched:
+    kind, field, facts = SOURCES[name]
+
+    def submit(world: World, url: str) -> Any:
+        origin = re.sub(r"^(https://[^/\s]+)/[0-9a-z-]*$", r"\1", url) if url not in MISSPELT else url
+        body = {"kind": kind, "path_template": "{tenant}/{name}", name: {**facts, field: origin}}
+        return world.submit("PUT", f"/v1/sources/source-{name}", body)
+
+    def ask(world: World) -> Any:
+        body = {"tenant": world.workspace.tenant, "name": "one"}
+        return world.submit("POST", f"/v1/sources/source-{name}/test", body).text
+
+    return Fetched(submit, ask, f"{name}.{field}")
+
+
 FETCHED = {
     **{
         f"kind {kind}.{setting}": of_kind(kind, setting)
@@ -195,6 +219,8 @@ FETCHED = {
     "POST /v1/issuers.jwks_url": of_issuer("jwks_url"),
     "PUT /v1/issuers/{name}.issuer": of_issuer("issuer", "PUT"),
     "PUT /v1/issuers/{name}.jwks_url": of_issuer("jwks_url", "PUT"),
+    "PUT /v1/sources/{source}.vault.address": of_source("vault"),
+    "PUT /v1/sources/{source}.aws.endpoint": of_source("aws"),
     "client proofs.jwks_url": Fetched(_submit_client, _ask_as_client, "jwks_url"),
     "PUT /v1/tenants/{tenant}/credentials/{name}/rotation/schedule.hook.url": Fetched(_submit_hook, None, "hook"),
 }
@@ -239,7 +265,8 @@ MISSPELT = [
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Where nothing internal may be fetched from."""
-    with control_plane_in(tmp_path_factory.mktemp("strict")) as serving:
+    folder = tmp_path_factory.mktemp("strict")
+    with control_plane_in(folder, sources_auth_folder=_auth_folder(folder)) as serving:
         yield World(serving, Workspace(serving, "strict"))
 
 
@@ -309,7 +336,12 @@ def hostile(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with Upstream(ca) as server, Upstream(ca) as elsewhere, pytest.MonkeyPatch.context() as patch:
         patch.setattr("control_plane.adapters.outbound.MAX_SECONDS", 0.3)
         allowed = tuple(f"localhost:{each.port}" for each in (server, elsewhere))
-        with control_plane_in(folder, outbound_allow=allowed, outbound_ca_files=(folder / "ca.pem",)) as serving:
+        with control_plane_in(
+            folder,
+            outbound_allow=allowed,
+            outbound_ca_files=(folder / "ca.pem",),
+            sources_auth_folder=_auth_folder(folder),
+        ) as serving:
             yield Hostile(serving, server, elsewhere)
 
 
@@ -331,6 +363,15 @@ def test_a_server_that_redirects_floods_stalls_or_babbles_gains_nothing(name: st
         assert "internal_error" not in told
         assert "BODY-MARK" not in told
     assert hostile.elsewhere.accepted == 0
+
+
+def _auth_folder(folder: Path) -> Path:
+    """What sources are asked with."""
+    (folder / "auth").mkdir()
+    private_file(folder / "auth" / "vault-token", "vault-token-0123456789")
+    keys = "\n".join(("[default]", *(f"aws_{name} = {value}" for name, value in AWS_KEY.items())))
+    private_file(folder / "auth" / "aws", keys)
+    return folder / "auth"
 
 
 def _forget(world: World) -> None:
