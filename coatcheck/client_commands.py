@@ -176,4 +176,4 @@ def _show_made(context: typer.Context, client: Json, said: str) -> None:
 
 
 def _proven_by(client: Json) -> str:
-    return listing([*(["secret"] if client["has_secret"] else []), *client["proofs"]])
+    return listing(client["proven_by"])

@@ -13,7 +13,7 @@ import hmac
 from typing import Final, assert_never
 from urllib.parse import unquote_plus
 
-from control_plane.client_assertions import ClientAssertion, ClientAssertions
+from control_plane.client_assertions import JWT_SPIFFE, ClientAssertion, ClientAssertions
 from control_plane.contract.caller import ClientId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
@@ -70,14 +70,20 @@ class Access:
 
     async def principal(self, authorization: str | None) -> Principal:
         """The administrator that the header proves. Raises `RefusedError(token_invalid)`."""
+        found = await self.find_principal(authorization)
+        if found is None:
+            raise RefusedError(UNAUTHENTICATED)
+        return found
+
+    async def find_principal(self, authorization: str | None) -> Principal | None:
         presented = bearer(authorization)
         if presented is None:
-            raise RefusedError(UNAUTHENTICATED)
+            return None
         if self._is_bootstrap_token(presented):
             return BOOTSTRAP_ADMINISTRATOR
         identity = await self.find_identity(presented, use=Use.ADMIN)
         if identity is None or not identity.admin_roles:
-            raise RefusedError(UNAUTHENTICATED)
+            return None
         return Principal(f"{identity.issuer}:{identity.subject}", identity.admin_roles)
 
     async def find_identity(self, unverified_token: str, *, use: Use) -> VerifiedIdentity | None:
@@ -145,10 +151,17 @@ class Access:
             raise RefusedError(UNAUTHENTICATED)
         return client
 
+    async def caller(self, authorization: str | None, *, certificate: PeerCertificate | None) -> Client:
+        """The client of a route outside of `/oauth`, where a workload's token comes as `Bearer`. Raises."""
+        token = bearer(authorization)
+        if token is None:
+            return await self.client(authorization, certificate=certificate)
+        return await self._by_assertion(ClientAssertion(JWT_SPIFFE, token, client_id=None))
+
     async def client_of_kind(
         self, authorization: str | None, kind: ClientKind, *, certificate: PeerCertificate | None = None
     ) -> Client:
-        client = await self.client(authorization, certificate=certificate)
+        client = await self.caller(authorization, certificate=certificate)
         if client.kind is not kind:
             raise RefusedError(FORBIDDEN)
         return client

@@ -36,7 +36,7 @@ from control_plane.ports import Clock, CrossTenantReason, KeysUnavailableError, 
 
 JWT_BEARER: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 JWT_SPIFFE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-spiffe"
-"""draft-ietf-oauth-spiffe-client-auth: the same, for JWT-SVIDs."""
+"""draft-ietf-oauth-spiffe-client-auth: a JWT-SVID. Here any workload's token, and never a client's own statement."""
 
 MAX_ASSERTION_SECONDS: Final = 600
 """How far from now an assertion's `exp` may be: for so long its `jti` is remembered."""

@@ -240,8 +240,7 @@ class Registry:
         )
 
     def _client_event(self, action: str, client: Client, by: Actor) -> AuditEvent:
-        proven_by = [*(["client_secret"] if client.secret_sha256 else []), *client.proofs.methods]
-        detail = f"{client.kind.value} {client.id} proven by {', '.join(proven_by)}"
+        detail = f"{client.kind.value} {client.id} proven by {', '.join(client.proven_by)}"
         return self._trail.event(action, by=by, tenant=client.tenant, detail=detail)
 
     def _new_secret(self) -> Secret:

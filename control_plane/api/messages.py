@@ -754,7 +754,7 @@ class ClientOut(_Outgoing):
     scopes: list[str]
     source: str
     created_at: float
-    has_secret: bool
+    proven_by: list[str]
     proofs: dict[str, Any]
 
     @classmethod
@@ -1094,6 +1094,6 @@ def _client_fields(client: Client) -> dict[str, Any]:
         "scopes": list(client.scopes),
         "source": client.source.value,
         "created_at": client.created_at,
-        "has_secret": bool(client.secret_sha256),
+        "proven_by": list(client.proven_by),
         "proofs": _PROOFS.dump_python(client.proofs, mode="json", exclude_defaults=True),
     }

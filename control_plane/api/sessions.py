@@ -4,11 +4,11 @@ Rule: whoever may not see a session hears that there is none, whatever the reaso
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from control_plane.access import FORBIDDEN, UNAUTHENTICATED, Access, bearer, is_basic, require
+from control_plane.access import FORBIDDEN, UNAUTHENTICATED, Access, bearer, require
 from control_plane.api.admin import Items
 from control_plane.api.errors import request_id
 from control_plane.api.guard import PROBLEMS, actor_of
@@ -36,6 +36,10 @@ from control_plane.trail import Actor
 AfterQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
 SessionPath = Annotated[str, Path(pattern=OBJECT_ID)]
+Opener = Client | VerifiedIdentity | Principal
+"""Who may ask for a session."""
+
+_OPENER: Final = "coatcheck.opener"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class SessionsApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/sessions", responses=PROBLEMS, tags=["sessions"])
-        router.add_api_route("", self.open, methods=["POST"], status_code=201)
+        router.add_api_route(
+            "", self.open, methods=["POST"], status_code=201, dependencies=[Depends(self._known_opener)]
+        )
         router.add_api_route("/ended", self.ended, methods=["GET"])
         router.add_api_route("/{session}/erased", self.erased, methods=["POST"], status_code=204)
         router.add_api_route("/{session}/token", self.token, methods=["POST"])
@@ -55,52 +61,42 @@ class SessionsApi:
 
     async def open(self, request: Request, body: SessionIn) -> SessionTokenOut:
         """For whoever a trusted issuer's token speaks for; for a subject that the caller names, if it may."""
-        authorization = request.headers.get("authorization")
-        if _is_of_a_client(request):
-            opening, by = await self._opening_by_client(request, body)
-        elif (own := await self._own_identity(authorization, body)) is not None:
-            opening, by = _opening_of(own, body, request)
-        else:
-            opening, by = await self._opening_by_administrator(request, body)
+        match _opener(request):
+            case Client() as client:
+                opening, by = self._opening_by_client(client, request, body)
+            case VerifiedIdentity() as identity if _asks_for_its_own(identity, body):
+                opening, by = _opening_of(identity, body, request)
+            case Principal() as principal:
+                opening, by = _opening_by_administrator(principal, request, body)
+            case _:  # somebody who names somebody else, and may do so as an administrator alone
+                principal = await self.access.principal(request.headers.get("authorization"))
+                opening, by = _opening_by_administrator(principal, request, body)
         session = await self.sessions.open(opening, by=by)
         return await self._fresh_token(session)
 
-    async def _opening_by_client(self, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
-        client = await self._client(request)
+    async def _known_opener(self, request: Request) -> None:
+        """Who asks is proven before anything of the request is read."""
+        authorization = request.headers.get("authorization")
+        token = bearer(authorization)
+        opener: Opener | None = None
+        if token is not None:
+            identity = await self.access.find_identity(token, use=Use.SESSION)
+            opener = identity or await self.access.find_principal(authorization)
+        request.scope[_OPENER] = opener or await self._client(request)
+
+    def _opening_by_client(self, client: Client, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
         tenant = asserting_tenant(client)
         if body.tenant not in (None, tenant) or body.roles:
             raise RefusedError(FORBIDDEN)
         act = (party_of(client, self.sessions.issuer),)
         return _opening(tenant, _named_subject(body), (), body, act=act), Actor(client.id, request_id(request))
 
-    async def _opening_by_administrator(self, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
-        principal = await self.access.principal(request.headers.get("authorization"))
-        if body.tenant is None:
-            raise invalid_field("tenant", "is missing")
-        tenant = TenantId(body.tenant)
-        require(principal, Action.SESSION_WRITE, tenant)
-        return _opening(tenant, _named_subject(body), tuple(body.roles), body), actor_of(principal, request)
-
-    async def _own_identity(self, authorization: str | None, body: SessionIn) -> VerifiedIdentity | None:
-        """Of a caller that asks for a session of its own. None: it names somebody else, or is no issuer's subject."""
-        token = bearer(authorization)
-        if token is None:
-            return None
-        identity = await self.access.find_identity(token, use=Use.SESSION)
-        if (
-            identity is None
-            or body.subject not in (None, identity.subject)
-            or body.tenant not in (None, identity.tenant)
-        ):
-            return None
-        return identity
-
     async def token(self, request: Request, session: SessionPath) -> SessionTokenOut:
         """A fresh token, for the owner by a live one of the same session, or for an administrator of the tenant."""
-        if _is_of_a_client(request):
+        seen = await self._seen_by_a_person(request, SessionId(session), Action.SESSION_WRITE)
+        if seen is None:
             raise RefusedError(UNAUTHENTICATED)
-        found, _ = await self._seen(request, SessionId(session), Action.SESSION_WRITE)
-        return await self._fresh_token(found)
+        return await self._fresh_token(seen[0])
 
     async def get(self, request: Request, session: SessionPath) -> SessionOut:
         found, _ = await self._seen(request, SessionId(session), Action.SESSION_READ)
@@ -117,9 +113,7 @@ class SessionsApi:
     ) -> Items[EndedSessionOut]:
         """For a runtime: its sessions that were ended, and of which it may still keep something; the next page is after
         the last id. A session that it keeps something of and that is unknown here is over, too."""
-        runtime = await self.access.client_of_kind(
-            request.headers.get("authorization"), ClientKind.RUNTIME, certificate=peer_certificate(request)
-        )
+        runtime = await self._runtime(request)
         last = SessionId(after) if after is not None else None
         found = await self.sessions.to_erase(runtime, after=last, limit=limit)
         return Items(
@@ -131,9 +125,7 @@ class SessionsApi:
 
     async def erased(self, request: Request, session: SessionPath) -> Response:
         """For its runtime, once it has forgotten all that it kept of an ended session. Again changes nothing."""
-        runtime = await self.access.client_of_kind(
-            request.headers.get("authorization"), ClientKind.RUNTIME, certificate=peer_certificate(request)
-        )
+        runtime = await self._runtime(request)
         found = await self.sessions.find(SessionId(session))
         if found.runtime != runtime.id or not runtime.serves(found.tenant):
             raise RefusedError(SESSION_NOT_FOUND)
@@ -142,27 +134,43 @@ class SessionsApi:
 
     async def _seen(self, request: Request, session_id: SessionId, action: Action) -> tuple[Session, Actor]:
         """The session, if the caller is its owner, its runtime, an operator of its tenant, or an administrator."""
+        seen = await self._seen_by_a_person(request, session_id, action)
+        return seen or await self._seen_by_client(await self._client(request), request, session_id)
+
+    async def _seen_by_a_person(
+        self, request: Request, session_id: SessionId, action: Action
+    ) -> tuple[Session, Actor] | None:
+        """By its owner or an administrator. None: it is neither's token that the request brings."""
         authorization = request.headers.get("authorization")
-        if _is_of_a_client(request):
-            return await self._seen_by_client(await self._client(request), request, session_id)
         unverified_token = bearer(authorization)
         if unverified_token is None:
-            raise RefusedError(UNAUTHENTICATED)
+            return None
         try:
             claims = await self.sessions.verified_owner(unverified_token)
         except InvalidSessionTokenError:
-            identity = await self.access.find_identity(unverified_token, use=Use.SESSION)
-            if identity is not None and (own := await self._own_session(identity, session_id)) is not None:
-                return own, _actor_of(identity, request)
-            return await self._seen_by_administrator(
-                await self.access.principal(authorization), request, session_id, action
-            )
+            return await self._seen_by_issuers_word(unverified_token, request, session_id, action)
         if claims.session != session_id:
             raise RefusedError(SESSION_NOT_FOUND)
         return await self.sessions.find(session_id), Actor(claims.audience, request_id(request))
 
+    async def _seen_by_issuers_word(
+        self, unverified_token: str, request: Request, session_id: SessionId, action: Action
+    ) -> tuple[Session, Actor] | None:
+        identity = await self.access.find_identity(unverified_token, use=Use.SESSION)
+        if identity is not None and (own := await self._own_session(identity, session_id)) is not None:
+            return own, _actor_of(identity, request)
+        principal = await self.access.find_principal(request.headers.get("authorization"))
+        if principal is None:
+            return None
+        return await self._seen_by_administrator(principal, request, session_id, action)
+
+    async def _runtime(self, request: Request) -> Client:
+        return await self.access.client_of_kind(
+            request.headers.get("authorization"), ClientKind.RUNTIME, certificate=peer_certificate(request)
+        )
+
     async def _client(self, request: Request) -> Client:
-        return await self.access.client(request.headers.get("authorization"), certificate=peer_certificate(request))
+        return await self.access.caller(request.headers.get("authorization"), certificate=peer_certificate(request))
 
     async def _own_session(self, identity: VerifiedIdentity, session_id: SessionId) -> Session | None:
         """The session, if it is this subject's. Raises `RefusedError(session_not_found)` where there is none."""
@@ -195,10 +203,22 @@ class SessionsApi:
         )
 
 
-def _is_of_a_client(request: Request) -> bool:
-    """Whether it is a client's proof that the request brings: a secret, or a certificate and nothing else."""
-    authorization = request.headers.get("authorization")
-    return is_basic(authorization) or (authorization is None and peer_certificate(request) is not None)
+def _opener(request: Request) -> Opener:
+    found = request.scope[_OPENER]
+    assert isinstance(found, Client | VerifiedIdentity | Principal)
+    return found
+
+
+def _asks_for_its_own(identity: VerifiedIdentity, body: SessionIn) -> bool:
+    return body.subject in (None, identity.subject) and body.tenant in (None, identity.tenant)
+
+
+def _opening_by_administrator(principal: Principal, request: Request, body: SessionIn) -> tuple[Opening, Actor]:
+    if body.tenant is None:
+        raise invalid_field("tenant", "is missing")
+    tenant = TenantId(body.tenant)
+    require(principal, Action.SESSION_WRITE, tenant)
+    return _opening(tenant, _named_subject(body), tuple(body.roles), body), actor_of(principal, request)
 
 
 def _opening_of(identity: VerifiedIdentity, body: SessionIn, request: Request) -> tuple[Opening, Actor]:

@@ -69,6 +69,10 @@ class Client:
     def serves(self, tenant: TenantId) -> bool:
         return self.tenant is None or self.tenant == tenant
 
+    @property
+    def proven_by(self) -> tuple[str, ...]:
+        return (*(("client_secret_basic",) if self.secret_sha256 else ()), *self.proofs.methods)
+
 
 @dataclass(frozen=True, slots=True)
 class Credential:

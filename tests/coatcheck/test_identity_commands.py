@@ -35,9 +35,9 @@ def test_a_client_gets_a_secret_once_or_registers_its_own_proof(machine: Machine
     assert len(with_secret.out.strip()) == 43
     assert with_keys.out == ""
     assert new["client_secret"] != with_secret.out.strip()
-    assert (listed["r1"]["has_secret"], listed["r2"]["has_secret"]) == (True, False)
+    assert (listed["r1"]["proven_by"], listed["r2"]["proven_by"]) == (["client_secret_basic"], ["private_key_jwt"])
     assert listed["p1"]["proofs"]["certificate"]["san_dns"] == "proxy.test"
-    assert "keys" in table.out
+    assert "private_key_jwt" in table.out
     assert with_secret.out.strip() not in table.out
 
 

@@ -1,9 +1,11 @@
 """How clients prove themselves beside a secret: assertions of their own (RFC 7523), workload tokens, certificates."""
 
 import datetime
+import json
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.control_plane.conftest import OwnControlPlane
-from tests.control_plane.issuing import ADMINISTRATOR, Provider, SigningKey
+from tests.control_plane.issuing import ADMINISTRATOR, Provider, SigningKey, bearer
 from tests.control_plane.serving import ControlPlane
 from tests.control_plane.workspace import GRANT_TYPE, JWT, Json, Workspace
+from tests.support.upstream import Upstream, plain
 
 JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 JWT_SPIFFE = "urn:ietf:params:oauth:client-assertion-type:jwt-spiffe"
@@ -188,7 +191,7 @@ def test_a_client_with_keys_alone_has_no_secret_to_steal(keyed: Keyed) -> None:
     (shown,) = [
         item for item in keyed.workspace.control_plane.made("GET", "/v1/clients")["items"] if item["id"] == keyed.id
     ]
-    assert (shown["has_secret"], list(shown["proofs"])) == (False, ["keys"])
+    assert shown["proven_by"] == ["private_key_jwt"]
 
 
 def test_keys_are_changed_without_losing_the_client(keyed: Keyed) -> None:
@@ -237,6 +240,35 @@ def test_proofs_that_make_no_sense_are_refused(workspace: Workspace, proofs: Jso
     assert (response.status_code, response.json()["code"]) == (422, "invalid_field"), response.text
     assert said in response.json()["detail"]
     assert "c2VjcmV0" not in response.text
+
+
+def test_of_many_who_present_one_assertion_at_once_one_gets_in(keyed: Keyed) -> None:
+    form = {"client_assertion_type": JWT_BEARER, "client_assertion": keyed.key.sign(keyed.claims()), "token": "x"}
+    url = f"{keyed.workspace.control_plane.url}/oauth/revoke"
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: httpx.post(url, data=form, trust_env=False).status_code, range(12)))
+
+    assert sorted(answers) == [200] + [401] * 11
+
+
+def test_a_client_that_publishes_its_keys_turns_them_by_itself(
+    own_control_plane: OwnControlPlane, authorities: dict[str, trustme.CA], tmp_path: Path
+) -> None:
+    authorities["server"].cert_pem.write_to_path(tmp_path / "ca.pem")
+    with Upstream(authorities["server"]) as server:
+        allowed = (f"localhost:{server.port}",)
+        plane = own_control_plane(outbound_ca_files=(tmp_path / "ca.pem",), outbound_allow=allowed)
+        keyed = Keyed(Workspace(plane, "acme"))
+        first, second = keyed.key, SigningKey("second")
+        server.on("/keys", plain(json.dumps({"keys": [first.jwk]}).encode()))
+        plane.made("PATCH", f"/v1/clients/{keyed.id}", {"proofs": {"jwks_url": f"{server.url}/keys"}})
+
+        before = is_known(keyed.ask())
+        server.on("/keys", plain(json.dumps({"keys": [second.jwk]}).encode()))
+        turned = is_known(keyed.ask(second.sign(keyed.claims())))
+
+        assert (before, turned, is_known(keyed.ask(first.sign(keyed.claims())))) == (True, True, False)
 
 
 # --- workload tokens -------------------------------------------------------------------------------------------------
@@ -294,6 +326,24 @@ def test_a_token_for_the_proxy_or_for_sessions_is_no_proof_here(workspace: Works
     for audience in (["coatcheck-proxy"], "https://sessions.test", [workspace.control_plane.url, "coatcheck-proxy"]):
         assert not is_known(cluster.ask(cluster.token(aud=audience)))
     assert is_known(cluster.ask())
+
+
+def test_a_workloads_token_opens_the_routes_of_its_kind_of_client_as_bearer(cluster: Cluster) -> None:
+    workspace, proxy = cluster.workspace, "system:serviceaccount:edge:proxy"
+    runtime = add_client(workspace, proofs=cluster.proof())
+    add_client(workspace, kind="egress_proxy", proofs=cluster.proof(proxy))
+    session = workspace.open_session(runtime=runtime)["session_id"]
+
+    def status(method: str, path: str, token: str) -> int:
+        return workspace.control_plane.http.request(method, path, headers=bearer(token)).status_code
+
+    assert status("GET", "/internal/tag-keys", cluster.token("edge", "proxy")) == 200
+    assert status("GET", "/internal/tag-keys", cluster.token()) == 403
+    assert status("GET", "/internal/tag-keys", cluster.token("edge", "other")) == 401
+    assert status("GET", f"/v1/sessions/{session}", cluster.token()) == 200
+    assert status("GET", f"/v1/sessions/{session}", cluster.token("edge", "proxy")) == 404
+    assert status("POST", f"/v1/sessions/{session}/token", cluster.token()) == 401
+    assert status("GET", "/v1/tenants", cluster.token()) == 401
 
 
 @pytest.mark.guards(ASSERTIONS, "or not Pattern(workload.subject).fits(identity.subject)", "or False")

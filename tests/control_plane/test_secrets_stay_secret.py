@@ -11,8 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.control_plane.issuing import Provider, SigningKey, bearer
 from tests.control_plane.serving import ADMIN_TOKEN, PROXY_SECRET, ControlPlane, ManualClock, settings_in
 from tests.control_plane.test_bootstrap import PROGRAM, environment
+from tests.control_plane.test_client_authentication import JWT_BEARER, add_client
 from tests.control_plane.workspace import ENDPOINT, JWT, PLACEHOLDER, Workspace
 
 SECRETS = ["first-real-key-8f14e45fceea167a", "second-real-key-c9f0f895fb98ab91", "third-real-key-45c48cce2e2d7fbd"]
@@ -78,8 +80,25 @@ def test_neither_the_database_nor_a_log_nor_an_answer_holds_a_secret_or_a_placeh
     assert [answer["secret"] for answer in resolved] == [SECRETS[2]] * 2
     workspace.end_session(session)
 
+    # Everything that believes somebody else's token, or does not.
+    provider, key = Provider("corp"), SigningKey("own")
+    provider.register(plane, tenant="acme", uses=["session"])
+    keyed = add_client(workspace, proofs={"keys": [key.jwk]})
+    theirs = [provider.token("alice"), provider.token("alice", extra=1), provider.token("alice", exp=1)]
+    for token in theirs:
+        plane.http.post("/v1/sessions", json={"runtime": workspace.runtime}, headers=bearer(token))
+        plane.http.get("/v1/tenants", headers=bearer(token))
+        workspace.token(subject_token=token, subject_token_type=JWT, audience="example")
+        plane.made("POST", "/v1/issuers/corp/test", {"token": token, "use": "session"})
+    now = int(time.time())
+    assertion = key.sign({"iss": keyed, "sub": keyed, "aud": plane.url, "exp": now + 60, "jti": "one-time-id-of-this"})
+    for _ in range(2):
+        form = {"client_assertion_type": JWT_BEARER, "client_assertion": assertion, "token": "x"}
+        plane.http.post("/oauth/revoke", data=form)
+
     hidden = [*SECRETS, *REFUSED_SECRETS, *(secret.partition("\r")[0] for secret in REFUSED_SECRETS)]
     tokens = [issued["access_token"], issued["proxy_credential"], session["session_token"], workspace.runtime_secret]
+    tokens += [*theirs, assertion, "one-time-id-of-this", *(token.rpartition(".")[2] for token in theirs)]
     own = [ADMIN_TOKEN, PROXY_SECRET, (tmp_path / "kek.hex").read_text()]
     files = [path for path in tmp_path.iterdir() if path.name.startswith("control-plane.sqlite")] + [log]
 

@@ -328,6 +328,8 @@ BELONGS_TOO = {
     ("a session token", "subject_token"),
     # An administrator may open sessions, in a tenant that it names.
     ("GET /v1/tenants", "POST /v1/sessions"),
+    # A workload's token is its client's there, too; this one may not name subjects, and hears that.
+    ("client_assertion of a workload", "POST /v1/sessions"),
 }
 
 
