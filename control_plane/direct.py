@@ -2,7 +2,7 @@
 
 Rule: it takes all of these, and nothing that answers or does not answer changes them: the installation is for one
 tenant, the credential allows it, and no injector is registered. Where an injector is registered but silent the answer
-is 503, since a fall-back to handing out keys is what this product is against (ADR 0021).
+is 503, since a fall-back to handing out keys is what this product is against (ADR 0022).
 """
 
 from typing import Final

@@ -2,7 +2,7 @@
 
 Rule: whether a key may be handed out is decided by what is registered, never by what answers. Heartbeats tell health
 alone: while something is registered and nothing is heard of any of it, an exchange is refused and says so, and nothing
-else takes its place (ADR 0021).
+else takes its place (ADR 0022).
 """
 
 from collections.abc import Sequence

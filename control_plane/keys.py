@@ -1,4 +1,4 @@
-"""Turning the control plane's own rings of keys without a flag day (ADR 0022).
+"""Turning the control plane's own rings of keys without a flag day (ADR 0023).
 
     rotate            a new key is made, and published at once: in the key set, and to every proxy
     PUBLISHED_SECONDS later it comes into use: by then every replica, runtime and proxy knows it
