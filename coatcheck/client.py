@@ -101,8 +101,10 @@ class ControlPlane:
     def presets(self) -> list[Json]:
         return self._items("/v1/presets")
 
-    def add_credential(self, fields: Mapping[str, Any], secret: Secret) -> Json:
-        return self._ask("POST", f"{self._tenant}/credentials", {**fields, "secret": secret.reveal()})
+    def add_credential(self, fields: Mapping[str, Any], secret: Secret | None = None) -> Json:
+        """`secret` is left out where it is read from a source, which `fields` then name."""
+        given = {"secret": secret.reveal()} if secret is not None else {}
+        return self._ask("POST", f"{self._tenant}/credentials", {**fields, **given})
 
     def credentials(self) -> list[Json]:
         return self._items(f"{self._tenant}/credentials")

@@ -109,9 +109,17 @@ def add(
     max_stale_seconds: Annotated[
         float, typer.Option(metavar="N", min=0, help="How long a value may bridge an outage of where it comes from.")
     ] = 0.0,
+    source: Annotated[
+        str | None, typer.Option(metavar="S", help="Do not store the secret: read it from this source, and follow it.")
+    ] = None,
+    source_name: Annotated[str | None, typer.Option(metavar="N", help="Its name in that source.")] = None,
     secret_file: SecretFile = None,
 ) -> None:
-    """Store a credential. Its secret is typed unseen, piped in, or read from a file."""
+    """Store a credential. Its secret is typed unseen, piped in, or read from a file or a source."""
+    if (source is None) != (source_name is None):
+        raise WrongUsageError("--source and --source-name come together")
+    if source is not None and secret_file is not None:
+        raise WrongUsageError("a secret is read from --source or from --secret-file, not from both")
     if preset is None and not destination:
         raise WrongUsageError("a credential needs a place to go; give --destination https://host, or --preset P")
     traits: Json = {
@@ -155,7 +163,11 @@ def add(
     with control_plane_of(context) as control_plane:
         if preset is not None:
             _require_preset(preset, [str(each["id"]) for each in control_plane.presets()])
-        secret = read_secret(secret_file, credential=name, is_a_document=is_a_document(kind or "static"))
+        secret = None
+        if source is None:
+            secret = read_secret(secret_file, credential=name, is_a_document=is_a_document(kind or "static"))
+        else:
+            fields["secret_source"] = {"source": source, "name": source_name}
         credential = control_plane.add_credential(fields, secret)
         grant = control_plane.add_grant({"credential": name, "subject": SUBJECT})
     if invocation(context).as_json:

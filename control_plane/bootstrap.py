@@ -217,7 +217,8 @@ async def _assembled(
         await own_keys.rings()
     audit_keys = AuditKeys(store, custody, clock=clock, entropy=entropy)
     # (4) The use cases. Answers of providers that are on their way at the end are waited for.
-    material = Material(store, custody, trail, providers(outbound, entropy=entropy), clock=clock)
+    sources = SecretSources(store, custody, source_readers(settings, outbound), trail, clock=clock)
+    material = Material(store, custody, sources, trail, providers(outbound, entropy=entropy), clock=clock)
     at_the_end.push_async_callback(material.close)
     keys = FetchedKeys(outbound, clock=clock)
     identification = Identification(store, keys, clock=clock, own_issuer=issuer)
@@ -273,7 +274,7 @@ async def _assembled(
     admin = AdminApi(
         access=access,
         registry=registry,
-        credentials=CredentialKeeper(store, versions, trail, clock=clock, entropy=entropy),
+        credentials=CredentialKeeper(store, versions, sources, trail, clock=clock, entropy=entropy),
         rotations=rotations,
         schedules=schedules,
         grants=GrantKeeper(store, trail, clock=clock, entropy=entropy),
@@ -281,7 +282,6 @@ async def _assembled(
         placeholders=PlaceholderKeeper(store, issuance, sessions, trail, clock=clock),
         store=store,
     )
-    sources = SecretSources(store, custody, source_readers(settings, outbound), trail, clock=clock)
     of_custody = CustodyApi(
         access=access, sources=SourceRegistry(store, custody, sources, trail, clock=clock), keks=keks
     )

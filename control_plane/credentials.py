@@ -37,6 +37,7 @@ from control_plane.core.schedule import due_at
 from control_plane.custody import UnopenableError, open_secret
 from control_plane.faults import reach
 from control_plane.ports import Clock, Entropy, Records, Store, TakenError, TenantScope
+from control_plane.sources import SecretSources
 from control_plane.trail import Actor, Trail
 from control_plane.versions import Versions
 
@@ -54,7 +55,9 @@ class NewCredential:
     placements: tuple[Placement, ...] | None
     variables: tuple[str, ...] | None
     credential_required: bool
-    secret: Secret
+    secret: Secret | None
+    """None: it is read from `secret_source`."""
+    secret_source: Mapping[str, str] | None = None
     allow_direct: bool = False
     kind: str = CredentialKind.STATIC.value
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +77,8 @@ class CredentialChange:
     settings: Mapping[str, Any] | None = None
     """All of them, as they are to be."""
     max_stale_seconds: float | None = None
+    secret_source: Mapping[str, str] | None = None
+    """From now on the secret is read from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +105,37 @@ class Described:
 
 
 class CredentialKeeper:
-    def __init__(self, store: Store, versions: Versions, trail: Trail, *, clock: Clock, entropy: Entropy) -> None:
+    def __init__(
+        self,
+        store: Store,
+        versions: Versions,
+        sources: SecretSources,
+        trail: Trail,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+    ) -> None:
         self._store = store
         self._versions = versions
+        self._sources = sources
         self._trail = trail
         self._clock = clock
         self._entropy = entropy
 
-    async def add(self, tenant: TenantId, new: NewCredential, *, by: Actor) -> Described:
-        """Raises `RefusedError` (`not_found` for the tenant, `invalid_field`)."""
+    async def add(self, tenant: TenantId, new: NewCredential, *, by: Actor, by_platform: bool = True) -> Described:
+        """`by_platform`: the platform's administrator asks, who may name more sources than a tenant's.
+
+        Raises `RefusedError` (`not_found` for the tenant, `invalid_field`, `credential_unavailable`).
+        """
         credential = self._settled(tenant, new)
-        secret = settled_secret(credential, new.secret)
+        submitted = await self._submitted(tenant, new.secret, new.secret_source, by_platform=by_platform)
+        if submitted is None:
+            raise invalid_field("secret", "it is needed, or 'secret_source' where it is to be read from")
+        secret = settled_secret(credential, submitted)
+        return await self._versions.custody.with_keys(lambda: self._added(credential, secret, by))
+
+    async def _added(self, credential: Credential, secret: Secret, by: Actor) -> Described:
+        tenant = credential.tenant
         async with self._store.write(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
             try:
@@ -131,8 +156,25 @@ class CredentialKeeper:
         async with self._store.read(TenantScope(tenant)) as records:
             return await describe(records, await named(records, name))
 
-    async def change(self, tenant: TenantId, name: str, change: CredentialChange, *, by: Actor) -> Described:
+    async def change(
+        self, tenant: TenantId, name: str, change: CredentialChange, *, by: Actor, by_platform: bool = True
+    ) -> Described:
         """Raises `RefusedError`: not found, `secret_required`, `invalid_field`, `credential_unavailable`."""
+        submitted = await self._submitted(tenant, change.secret, change.secret_source, by_platform=by_platform)
+        change = replace(change, secret=submitted)
+        return await self._versions.custody.with_keys(lambda: self._change(tenant, name, change, by))
+
+    async def _submitted(
+        self, tenant: TenantId, secret: Secret | None, source: Mapping[str, str] | None, *, by_platform: bool
+    ) -> Secret | None:
+        """What was submitted, or what its source has. No transaction is open meanwhile."""
+        if source is None:
+            return secret
+        if secret is not None:
+            raise invalid_field("secret", "it is read from 'secret_source', or given here, not both")
+        return await self._sources.read_for(tenant, source, by_platform=by_platform)
+
+    async def _change(self, tenant: TenantId, name: str, change: CredentialChange, by: Actor) -> Described:
         async with self._store.write(TenantScope(tenant)) as records:
             # (1) What it is now, and what it is to be.
             old = await locked(records, name)
@@ -174,6 +216,7 @@ class CredentialKeeper:
             preset=new.preset,
             kind=new.kind,
             settings=_settings(new.kind, new.settings),
+            secret_source=new.secret_source,
             max_stale_seconds=new.max_stale_seconds,
             destinations=new.destinations or (preset.destinations if preset else ()),
             placements=new.placements or (preset.placements if preset else (BEARER,)),
@@ -199,6 +242,8 @@ class CredentialKeeper:
             ),
             settings=old.settings if change.settings is None else _changed_settings(old, change.settings),
             max_stale_seconds=old.max_stale_seconds if change.max_stale_seconds is None else change.max_stale_seconds,
+            # A secret that is submitted is not read from anywhere any more.
+            secret_source=old.secret_source if change.secret is None else change.secret_source,
             updated_at=self._clock(),
         )
         _require_settled(new)
@@ -368,7 +413,7 @@ def _secret_required(fields: Sequence[str]) -> Refusal:
     return Refusal(
         RefusalCode.SECRET_REQUIRED,
         f"this sends the secret where it could not go before: {', '.join(fields)}",
-        "submit the secret again in the same call, in the field 'secret'",
+        "submit the secret again in the same call, in the field 'secret' (or name its 'secret_source' again)",
     )
 
 

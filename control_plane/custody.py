@@ -177,6 +177,18 @@ class Custody:
                 await self._ask(needed)
         raise RefusedError(_unavailable("the key-encryption keys are asked more often than one request may"))
 
+    async def sealed(self, plaintext: bytes, *, aad: bytes) -> Sealed:
+        """`seal`, with every key asked that has to be. Not for use in a transaction. Raises `RefusedError`."""
+
+        async def attempt() -> Sealed:
+            return self.seal(plaintext, aad=aad)
+
+        return await self.with_keys(attempt)
+
+    async def ask(self, needed: "KeyNeededError") -> None:
+        """Asks what was needed, outside of any transaction; then begin again. Raises `RefusedError`."""
+        await self._ask(needed)
+
     # --- keys that we hold
 
     def _wrapped_by(self, kek: Kek, data_key: bytes, aad: bytes) -> bytes:

@@ -14,7 +14,8 @@ Rules:
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final, assert_never
 
 import structlog
@@ -43,7 +44,7 @@ from control_plane.core.minting import (
 )
 from control_plane.core.records import Credential, CredentialVersion, MintedValue, MintingState
 from control_plane.core.sealing import minted_aad
-from control_plane.custody import Custody, open_secret, seal_secret
+from control_plane.custody import Custody, KeyNeededError, open_secret, seal_secret
 from control_plane.faults import reach
 from control_plane.ports import (
     Clock,
@@ -55,6 +56,7 @@ from control_plane.ports import (
     Store,
     TenantScope,
 )
+from control_plane.sources import SecretSources
 from control_plane.trail import Actor, Trail
 
 LEASE_SECONDS: Final = 15.0
@@ -75,6 +77,17 @@ class Current:
     """Unix seconds; nobody uses it from then on. None: it has no end of its own."""
 
 
+class Lacking(StrEnum):
+    """Who has to be asked."""
+
+    MINTED = "minted"
+    """The credential's provider."""
+    SOURCE = "source"
+    """The source that its secret is read from."""
+    KEY = "key"
+    """A key-encryption key that is kept elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needed:
     """A value that somebody has to fetch."""
@@ -82,6 +95,9 @@ class Needed:
     tenant: TenantId
     credential: CredentialId
     version: int
+    what: Lacking = Lacking.MINTED
+    key: KeyNeededError | None = field(default=None, compare=False)
+    """The key-encryption key to ask, and for what."""
 
 
 class NotAtHandError(Exception):
@@ -105,6 +121,7 @@ class Material:
         self,
         store: Store,
         custody: Custody,
+        sources: SecretSources,
         trail: Trail,
         providers: Mapping[CredentialKind, Provider],
         *,
@@ -112,6 +129,7 @@ class Material:
     ) -> None:
         self._store = store
         self._custody = custody
+        self._sources = sources
         self._trail = trail
         self._providers = providers
         self._clock = clock
@@ -123,11 +141,22 @@ class Material:
             kind = kind_named(credential.kind)
         except InvalidSettingsError:
             raise RefusedError(_UNKNOWN_KIND) from None
+        try:
+            return await self._current(records, kind, credential, version)
+        except KeyNeededError as needed:
+            assert version is not None, "one that there is not needs no key"
+            raise NotAtHandError(
+                Needed(credential.tenant, credential.id, version.version, Lacking.KEY, needed)
+            ) from None
+
+    async def _current(
+        self, records: Records, kind: CredentialKind, credential: Credential, version: CredentialVersion | None
+    ) -> Current:
         # What was minted is used for as long as the secret it was minted with is the credential's.
         secret = open_secret(self._custody, version, credential)
-        if not KINDS[kind].mints:
-            return self._kept(kind, credential, secret)
         assert version is not None, "it was opened"
+        if not KINDS[kind].mints:
+            return self._while_confirmed(credential, version, self._kept(kind, credential, secret))
         minted = await records.minted.get(credential.id, version.version)
         needed = Needed(credential.tenant, credential.id, version.version)
         match standing(minted, now=self._clock(), max_stale_seconds=credential.max_stale_seconds):
@@ -152,6 +181,16 @@ class Material:
             await asyncio.wait_for(asyncio.shield(task), WAIT_SECONDS)
         except TimeoutError:
             raise RefusedError(_SLOW) from None
+
+    def _while_confirmed(self, credential: Credential, version: CredentialVersion, current: Current) -> Current:
+        """A secret that is read from a source is good for as long as that has confirmed it. Raises `NotAtHandError`."""
+        if credential.secret_source is None:
+            return current
+        good_until = self._sources.at_hand(credential, version=version.version)
+        if good_until is None:
+            raise NotAtHandError(Needed(credential.tenant, credential.id, version.version, Lacking.SOURCE))
+        ends = [end for end in (current.expires_at, good_until) if end is not None]
+        return replace(current, expires_at=min(ends))
 
     async def close(self) -> None:
         """Waits for questions that are on their way: their answers are not to be lost."""
@@ -196,7 +235,25 @@ class Material:
             _log.error("minting_failed", credential=needed.credential, error=type(error).__name__)
 
     async def _fetch(self, needed: Needed) -> None:
-        while (question := await self._question(needed)) is _SOMEBODY_ELSES_TURN:  # noqa: ASYNC110 (of another process)
+        match needed.what:
+            case Lacking.KEY:
+                assert needed.key is not None
+                await self._custody.ask(needed.key)
+            case Lacking.SOURCE:
+                await self._look_at_source(needed)
+            case Lacking.MINTED:
+                await self._look_at_source(needed)
+                await self._mint(needed)
+
+    async def _look_at_source(self, needed: Needed) -> None:
+        """The secret itself, as its source has it now. Raises `RefusedError` where it may not be used."""
+        async with self._store.read(TenantScope(needed.tenant)) as records:
+            credential = await records.credentials.get(needed.credential)
+        if credential is not None and credential.secret_source is not None:
+            await self._sources.current(credential)
+
+    async def _mint(self, needed: Needed) -> None:
+        while (question := await self._custody.with_keys(lambda: self._question(needed))) is _SOMEBODY_ELSES_TURN:  # noqa: ASYNC110 (of another process)
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         if isinstance(question, _Question):
             await self._ask(question)
@@ -256,6 +313,9 @@ class Material:
                 await self._failed(question, ProviderError(ProviderFailure.UNUSABLE), secret=answer.secret)
 
     async def _answered(self, question: _Question, answer: ProviderAnswer) -> None:
+        await self._custody.with_keys(lambda: self._write_answer(question, answer))
+
+    async def _write_answer(self, question: _Question, answer: ProviderAnswer) -> None:
         row, now = question.row, self._clock()
         expires_at = now + answer.expires_in_seconds if answer.expires_in_seconds is not None else None
         async with self._store.write(TenantScope(row.tenant)) as records:

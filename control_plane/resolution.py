@@ -376,7 +376,7 @@ _PLAINTEXT = Refused(
     "this host has a credential, and a credential does not travel over plain http",
     "use https://",
 )
-_LOOKS: Final = 3
+_LOOKS: Final = 8
 """A value may be taken back between being fetched and being looked at; not again and again."""
 _NOT_AT_HAND = Refused(
     RefusalCode.CREDENTIAL_UNAVAILABLE,

@@ -138,7 +138,9 @@ class RotationKeeper:
 
         Raises `RefusedError`: not found, `invalid_field`, `rotation_in_progress`.
         """
-        started = await self._started(tenant, name, new, by=by, and_then=and_then)
+        started = await self._versions.custody.with_keys(
+            lambda: self._started(tenant, name, new, by=by, and_then=and_then)
+        )
         rotation = started.rotation
         if rotation is None or rotation.phase is not RotationPhase.PROBING:
             return started
@@ -155,6 +157,8 @@ class RotationKeeper:
             credential = await locked(records, name)
             if new.if_version is not None and credential.current_version != new.if_version:
                 raise RefusedError(_overtaken(credential.current_version))
+            if credential.secret_source is not None:
+                raise RefusedError(READ_FROM_A_SOURCE)
             if new.secret is not None:
                 new = replace(new, secret=settled_secret(credential, new.secret))
             # (2) A compromised secret goes at once, whatever is under way.
@@ -521,6 +525,11 @@ def _overtaken(current: int) -> Refusal:
 
 
 COMPROMISED: Final = "a compromised secret was replaced"
+READ_FROM_A_SOURCE: Final = Refusal(
+    RefusalCode.INVALID_FIELD,
+    "secret: this credential's secret is read from a source, and a change there is followed by itself",
+    "change it at the source; or submit one with PATCH, and it is read from nowhere any more",
+)
 IN_PROGRESS: Final = Refusal(
     RefusalCode.ROTATION_IN_PROGRESS,
     "this credential is being rotated already",

@@ -170,7 +170,7 @@ class ScheduleKeeper:
                 await self._look_at(schedule)
 
     async def _look_at(self, found: RotationSchedule) -> None:
-        work = await self._claimed(found)
+        work = await self._custody.with_keys(lambda: self._claimed(found))
         if work is None:
             return
         match work.doing:

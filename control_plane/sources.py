@@ -18,9 +18,12 @@ from typing import Final
 import structlog
 
 from control_plane.contract.caller import CredentialId, TenantId
+from control_plane.contract.kinds import CredentialKind
 from control_plane.contract.placement import fits
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.secret import Secret, UnusableSecretError
+from control_plane.contract.secret import Secret
+from control_plane.core import kinds
+from control_plane.core.kinds import InvalidSecretError, InvalidSettingsError, kind_named
 from control_plane.core.records import (
     Change,
     ChangeKind,
@@ -31,7 +34,7 @@ from control_plane.core.records import (
     VersionState,
 )
 from control_plane.core.sealing import source_aad
-from control_plane.core.sources import InvalidSourceError, filled, may_name, path_of, usable
+from control_plane.core.sources import InvalidSourceError, filled, may_name, path_of
 from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
 from control_plane.ports import (
     Clock,
@@ -144,29 +147,30 @@ class SecretSources:
         known.used_at = now
         return known.good_until
 
-    async def read_for(
-        self, tenant: TenantId, reference: Mapping[str, str], *, by_platform: bool
-    ) -> tuple[Source, Secret]:
-        """The value that a new reference means, for a credential that is about to be sealed to it.
+    async def read_for(self, tenant: TenantId, reference: Mapping[str, str], *, by_platform: bool) -> Secret:
+        """The raw text that a new reference means, for a credential that is about to be sealed to it.
 
         Raises `RefusedError`: `invalid_field`, `credential_unavailable`.
         """
         source = await self.nameable(tenant, reference["source"], by_platform=by_platform)
-        return source, await self._read(source, tenant, reference["name"])
+        try:
+            return await self._raw(source, tenant, reference["name"])
+        except SourceError as error:
+            raise RefusedError(_refusal(source, error)) from None
 
     async def nameable(self, tenant: TenantId, name: str, *, by_platform: bool) -> Source:
         """One that a credential of this tenant may be made to read from. What may not be named looks like nothing."""
-        source = await self._custody.with_keys(lambda: self._genuine(name))
+        try:
+            source = await self._custody.with_keys(lambda: self._genuine(name))
+        except UnopenableError:
+            raise RefusedError(SOURCE_EDITED) from None
         if source is None or not may_name(source, tenant=tenant, by_platform=by_platform):
             raise RefusedError(NO_SUCH_SOURCE)
         return source
 
     async def tried(self, source: Source, tenant: TenantId, name: str) -> None:
         """Reads once and tells nothing. Raises `SourceError`."""
-        try:
-            usable((await self._raw(source, tenant, name)).reveal())
-        except UnusableSecretError as error:
-            raise SourceError(SourceFailure.UNUSABLE, str(error)) from None
+        await self._raw(source, tenant, name)
 
     async def refresh(self) -> None:
         """One round: what is in use is looked at before it is due."""
@@ -232,14 +236,15 @@ class SecretSources:
         return self._sourced(kept, known)
 
     async def _value(self, source: Source, credential: Credential) -> Secret:
-        """By the rules of a submitted secret, at every reading. Raises `SourceError`."""
+        """By the rules of a submitted secret of its kind, at every reading. Raises `SourceError`."""
         reference = credential.secret_source or {}
         raw = await self._raw(source, credential.tenant, reference.get("name", ""))
         try:
-            value = usable(raw.reveal())
-        except UnusableSecretError as error:
+            kind = kind_named(credential.kind)
+            value = kinds.settled_secret(kind, credential.settings, raw)
+        except (InvalidSecretError, InvalidSettingsError) as error:
             raise SourceError(SourceFailure.UNUSABLE, str(error)) from None
-        if not all(fits(value.reveal(), placement) for placement in credential.placements):
+        if kind is CredentialKind.STATIC and not all(fits(value.reveal(), each) for each in credential.placements):
             raise SourceError(SourceFailure.UNUSABLE, "a header carries ASCII only, and this secret has more in it")
         return value
 
@@ -252,14 +257,6 @@ class SecretSources:
         except InvalidSourceError as error:
             raise SourceError(SourceFailure.MISCONFIGURED, str(error)) from None
         return await reader.read(source, path=path, field=_field(source, tenant, name))
-
-    async def _read(self, source: Source, tenant: TenantId, name: str) -> Secret:
-        try:
-            return usable((await self._raw(source, tenant, name)).reveal())
-        except UnusableSecretError as error:
-            raise RefusedError(_refusal(source, SourceError(SourceFailure.UNUSABLE, str(error)))) from None
-        except SourceError as error:
-            raise RefusedError(_refusal(source, error)) from None
 
     # --- a value that changed
 
@@ -310,7 +307,7 @@ class SecretSources:
                 version=new.current_version,
                 detail=f"its value at {kept.source.name} changed",
             )
-            await records.audit.append([event])
+            await self._trail.record(records, [event])
         return _Kept(new, version, value, kept.source)
 
     # --- what is known here
@@ -420,6 +417,11 @@ NO_SUCH_SOURCE: Final = Refusal(
     RefusalCode.INVALID_FIELD,
     "secret_source.source: there is no source of that name that this tenant may read from",
     "the platform's administrator lists them with: coatcheck source list",
+)
+SOURCE_EDITED: Final = Refusal(
+    RefusalCode.CREDENTIAL_UNAVAILABLE,
+    "the source's row was edited in the database, so nobody uses it",
+    "the platform's administrator puts it again with: coatcheck source add",
 )
 SOURCE_GONE: Final = Refusal(
     RefusalCode.CREDENTIAL_UNAVAILABLE,

@@ -34,7 +34,7 @@ from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, Sess
 from control_plane.contract.destination import Destination
 from control_plane.core.audit import readable
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, TENANT_ID
-from control_plane.core.policy import Action
+from control_plane.core.policy import Action, Verdict, decide
 from control_plane.core.presets import PRESETS, preset_to_json
 from control_plane.core.records import ClientKind, TokenKind
 from control_plane.credentials import CredentialChange, CredentialKeeper, NewCredential
@@ -176,8 +176,12 @@ class AdminApi:
             kind=body.kind,
             settings=body.settings,
             max_stale_seconds=body.max_stale_seconds,
+            secret_source=body.secret_source.to_reference() if body.secret_source is not None else None,
         )
-        return CredentialOut.of(await self.credentials.add(TenantId(tenant), new, by=actor(request)))
+        made = await self.credentials.add(
+            TenantId(tenant), new, by=actor(request), by_platform=_names_platform_sources(request)
+        )
+        return CredentialOut.of(made)
 
     async def list_credentials(self, tenant: TenantPath) -> Items[CredentialOut]:
         found = await self.credentials.list(TenantId(tenant))
@@ -199,8 +203,14 @@ class AdminApi:
             credential_required=body.credential_required,
             allow_direct=body.allow_direct,
             secret=body.secret,
+            settings=body.settings,
+            max_stale_seconds=body.max_stale_seconds,
+            secret_source=body.secret_source.to_reference() if body.secret_source is not None else None,
         )
-        return CredentialOut.of(await self.credentials.change(TenantId(tenant), name, change, by=actor(request)))
+        changed = await self.credentials.change(
+            TenantId(tenant), name, change, by=actor(request), by_platform=_names_platform_sources(request)
+        )
+        return CredentialOut.of(changed)
 
     async def delete_credential(self, request: Request, tenant: TenantPath, name: NamePath) -> Response:
         await self.credentials.delete(TenantId(tenant), name, by=actor(request))
@@ -297,6 +307,11 @@ class AdminApi:
 
     async def list_presets(self) -> Items[dict[str, Any]]:
         return Items(items=[preset_to_json(preset) for preset in PRESETS.values()])
+
+
+def _names_platform_sources(request: Request) -> bool:
+    """Whether the caller may name sources that read with our own rights: the platform's administrator alone."""
+    return decide(principal(request), Action.SOURCE_WRITE, tenant=None) is Verdict.ALLOWED
 
 
 def _require_private(request: Request, tenant: str, *reached: Destination | AllowRuleIn) -> None:

@@ -53,7 +53,17 @@ from control_plane.core.client_token import LIFETIME_SECONDS
 from control_plane.core.delegation import to_act
 from control_plane.core.minting import NEVER, REASONS
 from control_plane.core.moments import MAX_UNIX_SECONDS, within_calendar
-from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, NOTE, OBJECT_ID, PRINTABLE, TENANT_ID, VARIABLE
+from control_plane.core.names import (
+    CLIENT_ID,
+    CREDENTIAL_NAME,
+    NAME_IN_SOURCE,
+    NOTE,
+    OBJECT_ID,
+    PRINTABLE,
+    SOURCE_NAME,
+    TENANT_ID,
+    VARIABLE,
+)
 from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
 from control_plane.core.records import SUBJECT_ASSERT, Client, MintedValue, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
@@ -255,6 +265,16 @@ Placements = Annotated[list[PlacementField], Field(min_length=1, max_length=MAX_
 Variables = Annotated[list[Variable], Field(max_length=MAX_ITEMS)]
 
 
+class SecretSourceIn(_Incoming):
+    """Where the secret is read from: a source, and a name in it."""
+
+    source: Annotated[str, StringConstraints(pattern=SOURCE_NAME)]
+    name: Annotated[str, StringConstraints(pattern=NAME_IN_SOURCE)]
+
+    def to_reference(self) -> dict[str, str]:
+        return {"source": self.source, "name": self.name}
+
+
 class CredentialIn(_Incoming):
     """A new credential. What is left out comes from the preset, or else is `Authorization: Bearer`."""
 
@@ -269,7 +289,9 @@ class CredentialIn(_Incoming):
     kind: Kind = CredentialKind.STATIC.value
     settings: KindSettingsField = {}
     max_stale_seconds: StaleSeconds = 0.0
-    secret: SecretField
+    secret: SecretField | None = None
+    """Exactly one of this and the next."""
+    secret_source: SecretSourceIn | None = None
 
 
 class CredentialChangeIn(_Incoming):
@@ -284,6 +306,8 @@ class CredentialChangeIn(_Incoming):
     """All of them, as they are to be."""
     max_stale_seconds: StaleSeconds | None = None
     secret: SecretField | None = None
+    secret_source: SecretSourceIn | None = None
+    """The secret is read from there from now on; named again it is read again."""
 
 
 class ProbeIn(_Incoming):
@@ -628,6 +652,7 @@ class CredentialOut(_Outgoing):
     kind: str
     settings: dict[str, Any]
     max_stale_seconds: float
+    secret_source: dict[str, str] | None
     minted: MintedOut | None
     destinations: list[DestinationOut]
     placements: list[dict[str, str]]
@@ -656,6 +681,7 @@ class CredentialOut(_Outgoing):
             kind=credential.kind,
             settings=dict(credential.settings),
             max_stale_seconds=credential.max_stale_seconds,
+            secret_source=dict(credential.secret_source) if credential.secret_source is not None else None,
             minted=MintedOut.of(described.minted) if described.minted is not None else None,
             destinations=[
                 DestinationOut(

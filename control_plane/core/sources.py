@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from control_plane.contract.secret import Secret
 from control_plane.core.names import NAME_IN_SOURCE, TENANT_ID
 from control_plane.core.records import Source, SourceKind
 from control_plane.core.urls import InvalidUrlError, parse_outbound_url
@@ -168,12 +167,6 @@ def aws_place(source: Source) -> AwsPlace:
     auth.end()
     facts.end()
     return place
-
-
-def usable(raw: str) -> Secret:
-    """A value read from a source, by the rules of a submitted secret: one line end at its end is dropped, control
-    characters are refused. Raises `UnusableSecretError`."""
-    return Secret.submitted(raw)
 
 
 def is_https_origin(url: str) -> bool:

@@ -46,6 +46,7 @@ from control_plane.ports import (
 from control_plane.probing import Prober
 from control_plane.resolution import Resolution
 from control_plane.rotation import NewRotation, RotationKeeper
+from control_plane.sources import SecretSources
 from control_plane.trail import Actor, Trail
 from control_plane.versions import Versions
 
@@ -101,12 +102,13 @@ class Replica:
         self.store = SqlStore(self.database, LocalWake())
         self.custody = Custody([self.kek], entropy=os.urandom)
         trail, versions = Trail(self.clock, os.urandom), Versions(self.custody, self.clock)
-        self.credentials = CredentialKeeper(self.store, versions, trail, clock=self.clock, entropy=os.urandom)
+        sources = SecretSources(self.store, self.custody, {}, trail, clock=self.clock)
+        self.credentials = CredentialKeeper(self.store, versions, sources, trail, clock=self.clock, entropy=os.urandom)
         own_keys = OwnKeyring(self.store, self.custody, clock=self.clock, entropy=os.urandom)
         issuance = Issuance(own_keys, clock=self.clock, entropy=os.urandom, proxy_base_url="http://proxy.test")
         prober = Prober(issuance, self.upstream, entropy=os.urandom)
         self.rotations = RotationKeeper(self.store, versions, prober, trail, clock=self.clock, entropy=os.urandom)
-        self.material = Material(self.store, self.custody, trail, self.providers, clock=self.clock)
+        self.material = Material(self.store, self.custody, sources, trail, self.providers, clock=self.clock)
         self.resolution = Resolution(self.store, self.material, clock=self.clock, on_sighting=lambda _: None)
 
     def another(self) -> "Replica":
