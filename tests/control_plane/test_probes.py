@@ -25,7 +25,7 @@ from control_plane.core.rotation import PROBE_CLIENT
 from control_plane.ports import ProbeCall, ProbeReply
 from control_plane.probing import LEASE_SECONDS
 from tests.control_plane.rotating import ACME, DESTINATION, NAME, NEW, OLD, OPERATOR, Replica
-from tests.control_plane.test_rotation import BOTH, database, in_use  # noqa: F401 (one is a fixture)
+from tests.control_plane.test_rotation import BOTH, database, in_use, migrated_file  # noqa: F401 (fixtures)
 
 PROBE = Probe("GET", "/v1/me")
 TRY: dict[str, Any] = {"probes": True, "probe": PROBE}

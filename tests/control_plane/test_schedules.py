@@ -23,7 +23,7 @@ from control_plane.ports import Created, HookAsk, HookFailedError, ProbeReply
 from control_plane.scheduling import NewSchedule, ScheduleKeeper
 from control_plane.trail import Trail
 from tests.control_plane.rotating import ACME, NAME, NEW, NEWER, OLD, OPERATOR, Replica
-from tests.control_plane.test_rotation import BOTH, database  # noqa: F401 (one is a fixture)
+from tests.control_plane.test_rotation import BOTH, database, migrated_file  # noqa: F401 (fixtures)
 from tests.support.upstream import Request, Upstream, Wire, message
 
 DAY = 86_400.0
