@@ -360,6 +360,11 @@ def _require_settled(credential: Credential) -> None:
         raise invalid_field("destinations", "a credential has at least one, such as https://api.example.com")
     if not credential.placements:
         raise invalid_field("placements", "a credential has at least one")
+    if credential.secret_source is not None and is_replaced(credential.kind):
+        raise invalid_field(
+            "secret_source",
+            f"the secret of a credential of kind '{credential.kind}' is replaced here; submit it",
+        )
     for name, values in (
         ("destinations", credential.destinations),
         ("placements", credential.placements),

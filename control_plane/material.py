@@ -13,7 +13,7 @@ Rules:
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, assert_never
@@ -61,6 +61,8 @@ from control_plane.trail import Actor, Trail
 
 LEASE_SECONDS: Final = 15.0
 """Longer than any question takes. Whoever died with one is waited for so long."""
+HELD_SECONDS: Final = 120.0
+"""An answer waits so long for the database, or for a key to seal it with."""
 WAIT_SECONDS: Final = 4.5
 """A request waits so long for a value; less than proxies wait for us."""
 _LOOK_AGAIN_SECONDS: Final = 0.05
@@ -273,6 +275,9 @@ class Material:
             if not self._is_wanted(credential, await records.minted.get(needed.credential, needed.version)):
                 return None
             secret = open_secret(self._custody, version, credential)
+            if is_replaced(credential.kind):
+                # Could another one be sealed? Better to know before this one counts as used.
+                seal_secret(self._custody, secret, credential, version=version.version)
             # (2) Our turn?
             now = self._clock()
             row = await records.minted.lease(version, now=now, until=now + LEASE_SECONDS)
@@ -313,10 +318,25 @@ class Material:
                 await self._failed(question, ProviderError(ProviderFailure.UNUSABLE), secret=answer.secret)
 
     async def _answered(self, question: _Question, answer: ProviderAnswer) -> None:
-        await self._custody.with_keys(lambda: self._write_answer(question, answer))
+        now = self._clock()  # one for every attempt: a value is sealed to its end
+        await self._held_on_to(lambda: self._write_answer(question, answer, now=now))
 
-    async def _write_answer(self, question: _Question, answer: ProviderAnswer) -> None:
-        row, now = question.row, self._clock()
+    async def _held_on_to(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Until it is written: what came once may be all that is left of a consent. Raises `RefusedError`."""
+        loop = asyncio.get_running_loop()
+        gives_up_at = loop.time() + HELD_SECONDS
+        while True:
+            try:
+                await self._custody.with_keys(write)
+            except RefusedError:
+                if loop.time() >= gives_up_at:
+                    raise
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS * 4)
+            else:
+                return
+
+    async def _write_answer(self, question: _Question, answer: ProviderAnswer, *, now: float) -> None:
+        row = question.row
         expires_at = now + answer.expires_in_seconds if answer.expires_in_seconds is not None else None
         async with self._store.write(TenantScope(row.tenant)) as records:
             # Before any of its rows, as everybody does; and as it is now, which is what it is sealed to.
@@ -369,7 +389,13 @@ class Material:
                 return
 
     async def _failed(self, question: _Question, error: ProviderError, *, secret: Secret | None = None) -> None:
-        credential, row, now = question.credential, question.row, self._clock()
+        now = self._clock()
+        await self._held_on_to(lambda: self._write_failure(question, error, secret, now=now))
+
+    async def _write_failure(
+        self, question: _Question, error: ProviderError, secret: Secret | None, *, now: float
+    ) -> None:
+        credential, row = question.credential, question.row
         is_no = error.failure in _NOES
         failures = row.failures + 1 if (row.state is MintingState.REJECTED) == is_no else 1
         pause = (

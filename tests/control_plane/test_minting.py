@@ -5,24 +5,26 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from control_plane.adapters.sql.engine import Database, open_database
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.contract.kinds import CredentialKind
-from control_plane.contract.refusal import RefusalCode, RefusedError
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.contract.wire import Refused, ResolvedPlaceholder
 from control_plane.core.kinds import KindSettings
 from control_plane.core.records import MintingState
 from control_plane.material import LEASE_SECONDS
-from control_plane.ports import Provider, ProviderAnswer, TenantScope
-from tests.control_plane.minting import Minting, minting, refresh_secret
+from control_plane.ports import KekError, KekFailure, Provider, ProviderAnswer, Records, Scope, Store, TenantScope
+from tests.control_plane.minting import REFRESH, Minting, minting, refresh_secret
 from tests.control_plane.rotating import ACME, PLATFORM, Replica
 from tests.control_plane.test_store import database  # noqa: F401 (a fixture)
 from tests.support.token_provider import TokenProvider
@@ -282,6 +284,116 @@ async def test_whoever_died_with_the_lease_is_waited_for_and_no_longer(world: Mi
 
     assert still_waits
     assert (await waiting).startswith("at-")
+
+
+# --- held ------------------------------------------------------------------------------------------------------------
+
+
+class AwayStore:
+    """A database that does not take writes while `is_away`."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.is_away = False
+        self.refused = asyncio.Event()
+
+    def read(self, scope: Scope) -> AbstractAsyncContextManager[Records]:
+        return self.inner.read(scope)
+
+    def write(self, scope: Scope) -> AbstractAsyncContextManager[Records]:
+        if self.is_away:
+            self.refused.set()
+            raise RefusedError(Refusal(RefusalCode.STORE_UNAVAILABLE, "away"))
+        return self.inner.write(scope)
+
+
+class KeyElsewhere:
+    """A key-encryption key that has to be asked, and may be away (`ports.KekProvider`)."""
+
+    id, provider = "elsewhere", "a test"
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.refused = asyncio.Event()
+        self._key = AESGCM(b"e" * 32)
+
+    async def wrap(self, data_key: bytes, *, context: bytes) -> bytes:
+        self._require_there()
+        return self._key.encrypt(b"n" * 12, data_key, context)
+
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        self._require_there()
+        return self._key.decrypt(b"n" * 12, wrapped, context)
+
+    def _require_there(self) -> None:
+        if self.is_away:
+            self.refused.set()
+            raise KekError(KekFailure.UNAVAILABLE, "away")
+
+
+@pytest.mark.guards(MATERIAL, "                if loop.time() >= gives_up_at:\n", "                if True:\n")
+async def test_an_answer_is_held_on_to_while_the_database_is_away(world: Minting) -> None:
+    await world.add_refresh_token()
+    replica, stuck = crashing(world, CredentialKind.OAUTH_REFRESH_TOKEN)
+    store = AwayStore(replica.store)
+    replica.material._store = store
+    asking = asyncio.ensure_future(world.value(replica))
+    await stuck.answered.wait()
+
+    store.is_away = True
+    stuck.lives_after_all.set()
+    await store.refused.wait()
+    store.is_away = False
+
+    assert (await asking).startswith("at-")
+    assert (world.provider.questions, world.provider.reused) == (1, 0)
+
+
+async def test_an_answer_is_held_on_to_while_the_key_that_seals_it_is_away(world: Minting) -> None:
+    await world.add_refresh_token()
+    replica, stuck = crashing(world, CredentialKind.OAUTH_REFRESH_TOKEN)
+    key = KeyElsewhere()
+    replica.custody.arrange([key, replica.kek])
+    asking = asyncio.ensure_future(world.value(replica))
+    await stuck.answered.wait()
+
+    key.is_away = True
+    stuck.lives_after_all.set()
+    await key.refused.wait()
+    key.is_away = False
+    world.pass_time(3)
+    value = await asking
+
+    assert value.startswith("at-")
+    assert (await world.minted()).kek_id == "elsewhere"
+    assert (world.provider.questions, world.provider.reused) == (1, 0)
+
+
+@pytest.mark.guards(MATERIAL, "            if is_replaced(credential.kind):\n", "            if False:\n")
+async def test_nobody_is_asked_while_the_key_that_would_seal_the_answer_is_away(world: Minting) -> None:
+    await world.add_refresh_token()
+    key = KeyElsewhere()
+    key.is_away = True
+    world.replica.custody.arrange([key, world.replica.kek])
+
+    value = await world.value()
+
+    assert value.startswith("credential_unavailable: the key-encryption key")
+    assert world.provider.questions == 0
+
+
+async def test_a_refresh_token_is_not_read_from_a_source(world: Minting) -> None:
+    """What its provider puts in its place is kept here; the source would go on saying the old one."""
+    with pytest.raises(RefusedError) as raised:
+        await world.replica.add_credential(
+            kind="oauth_refresh_token",
+            settings={**REFRESH, "token_url": world.provider.token_url},
+            secret=None,
+            secret_source={"source": "vault", "name": "one"},
+        )
+
+    assert raised.value.refusal.code is RefusalCode.INVALID_FIELD
+    assert raised.value.refusal.detail.startswith("secret_source: ")
 
 
 # --- no --------------------------------------------------------------------------------------------------------------
