@@ -233,6 +233,7 @@ class Exchange:
         if isinstance(proof, OfSession):
             session = await self._live_session(records, proof.session, request, attempt.client)
         else:
+            require_subject(request, proof.subject)
             session = await self._sessions.open_in(records, proof.opening, by=attempt.by)
         return _mandate_of(session, attempt.client, chain)
 

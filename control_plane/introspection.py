@@ -17,6 +17,7 @@ from control_plane.core.names import is_object_id
 from control_plane.core.oauth import OAuthErrorCode, OAuthRefusedError
 from control_plane.core.policy import Principal
 from control_plane.core.records import SUBJECT_ASSERT, Client, Session, Token, TokenKind
+from control_plane.core.scopes import narrowed_by_token
 from control_plane.core.session_token import SCOPE, InvalidSessionTokenError, SessionClaims
 from control_plane.issuance import live
 from control_plane.own_keys import OwnKeyring, unverified_typ
@@ -104,7 +105,7 @@ class Introspection:
             for grant in await records.grants.of_credential(facts.credential.id)
             if grant.applies_to(subject=token.subject, roles=roles, client=token.client)
         ]
-        return bool(live(grants, now))
+        return bool(narrowed_by_token([grant.scope for grant in live(grants, now)], token.scope))
 
     async def _revoke_token(self, text: str, client: Client, by: Actor) -> None:
         genuine = await self._own_keys.genuine(text)
