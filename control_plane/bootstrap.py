@@ -49,6 +49,7 @@ from control_plane.api.http import BoundedHttp
 from control_plane.api.internal import InternalApi
 from control_plane.api.issuers import IssuersApi
 from control_plane.api.limits import LimitsApi
+from control_plane.api.metrics import MetricsApi, metrics_alone
 from control_plane.api.oauth import OAuthApi
 from control_plane.api.platform import PlatformApi
 from control_plane.api.sessions import SessionsApi
@@ -83,6 +84,7 @@ from control_plane.kek_ring import SETTLE_SECONDS, KekRing
 from control_plane.keys import KeyKeeper
 from control_plane.limits import LimitKeeper, Quotas
 from control_plane.material import Material
+from control_plane.metrics import Counters, Gauges, Metrics
 from control_plane.own_keys import OwnKeyring
 from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, CrossTenantReason, Entropy, Outbound, PlatformScope, RotationHook, Store, Wake
@@ -117,6 +119,8 @@ class RunningControlPlane:
     """Where it listens, without a final slash."""
     reload: Callable[[], None]
     """Look again at files that may have changed: key-encryption keys."""
+    metrics_port: int | None = None
+    """Of the listener that shows metrics alone, where there is one."""
 
 
 @asynccontextmanager
@@ -144,8 +148,9 @@ async def running(
             async with (
                 _upkept(assembled.chores),
                 _serving(_uvicorn_config(assembled.app, settings, trust), listener, hints.wake),
+                _showing_metrics(settings.metrics_listen, assembled.metrics) as metrics_port,
             ):
-                yield RunningControlPlane(url, reload=assembled.keks.wake)
+                yield RunningControlPlane(url, metrics_port=metrics_port, reload=assembled.keks.wake)
 
 
 async def serve(settings: Settings) -> None:
@@ -287,6 +292,7 @@ async def _assembled(
     )
     quotas = Quotas(store, clock=clock)
     hook_keys = HookKeys(store, custody, own_keys)
+    counters = Counters()
     internal = InternalApi(
         access=access,
         resolution=Resolution(store, material, clock=clock, on_sighting=alarms.sighted),
@@ -297,10 +303,27 @@ async def _assembled(
         injectors=injectors,
         quotas=quotas,
         alarms=alarms,
+        counters=counters,
         clock=clock,
     )
     issuers = IssuerKeeper(store, identification, trail, clock=clock, own_issuer=issuer)
     audit = AuditApi(access, TrailExport(store), audit_keys, store)
+    chaining = Chaining(store, audit_keys, trail, clock=clock, retention_days=settings.audit_retention_days)
+    telling = HookDelivery(store, hook_keys, outbound, clock=clock)
+    metrics = Metrics(
+        store,
+        counters,
+        Gauges(
+            alarms=lambda: alarms.raised,
+            hooks_told=lambda: telling.delivered,
+            hooks_given_up=lambda: telling.given_up,
+            chains_truncated=lambda: chaining.truncations,
+            trail_failures=lambda: trail.failures,
+            trail_owed=lambda: trail.unrecorded,
+        ),
+        clock=clock,
+        version=version("coatcheck"),
+    )
     routers = [  # looked through in this order: what requests wait for first
         internal.router(),
         oauth.router(),
@@ -317,20 +340,23 @@ async def _assembled(
             DecoyKeeper(store, own_keys, trail, clock=clock, entropy=entropy),
         ).router(),
         LimitsApi(access, LimitKeeper(store, trail, clock=clock, entropy=entropy)).router(),
+        MetricsApi(access, metrics).router(),
         audit.router(),
         audit.public_router(),
         of_custody.router(),
     ]
     app = build_app(
-        routers, version=version("coatcheck"), new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES))
+        routers,
+        version=version("coatcheck"),
+        new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES)),
+        counters=counters,
     )
     # (6) What is done without anybody asking.
-    chaining = Chaining(store, audit_keys, trail, clock=clock, retention_days=settings.audit_retention_days)
     chores = [
         Chore("audit_chain", CHAINING_SECONDS, chaining.once),
         Chore("audit_retention", RETENTION_SECONDS, chaining.forget),
         Chore("alarms", ALARM_SECONDS, alarms.once),
-        Chore("alarm_hooks", ALARM_SECONDS, HookDelivery(store, hook_keys, outbound, clock=clock).once),
+        Chore("alarm_hooks", ALARM_SECONDS, telling.once),
         Chore("alarm_retention", ROUND_SECONDS, alarms.forget),
         Chore("limits", ROUND_SECONDS, quotas.forget),
         Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
@@ -344,12 +370,13 @@ async def _assembled(
         admission = _admission(store, trust)
         await admission()
         chores.append(Chore("client certificates", ADMISSION_SECONDS, admission))
-    return _Assembled(app, keks, chores)
+    return _Assembled(app, metrics, keks, chores)
 
 
 @dataclass(frozen=True, slots=True)
 class _Assembled:
     app: ASGIApp
+    metrics: Metrics
     keks: KekRing
     chores: Sequence[Chore]
 
@@ -441,6 +468,26 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+
+@asynccontextmanager
+async def _showing_metrics(listen: str, metrics: Metrics) -> AsyncIterator[int | None]:
+    """On a listener of its own, where one is wanted; its port."""
+    if not listen:
+        yield None
+        return
+    config = uvicorn.Config(
+        metrics_alone(metrics), ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
+    )
+    with _listening_socket(listen) as listener:
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve([listener]), name="metrics")
+        try:
+            await server.listening.wait()
+            yield int(listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await serving
 
 
 @asynccontextmanager

@@ -134,6 +134,9 @@ class Settings(DatabaseSettings):
     Without a port it is 443."""
     outbound_ca_files: Annotated[tuple[Path, ...], NoDecode] = ()
     """Certificate authorities of what it fetches from, beside the system's. In the environment separated by commas."""
+    metrics_listen: str = ""
+    """`host:port` of a listener that shows `/metrics` and nothing else, without TLS and to everybody who reaches it.
+    Empty: they are shown to the platform's administrators and auditors alone, at `/v1/metrics`."""
     audit_retention_days: PositiveInt | None = None
     """After so many days events leave the audit trail, and a signed anchor stays. None: they stay."""
     tls_cert_file: Path | None = None

@@ -581,6 +581,19 @@ class HotReads(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How things stand, for whoever watches over them."""
+
+    outbox_sequence: int
+    unchained_events: int
+    unchained_since: float | None
+    tenants: int
+    credentials: int
+    credentials_due: int
+    deliveries_open: int
+
+
 class Records(Protocol):
     """One transaction: everything read or written here is seen together, or not at all."""
 
@@ -634,6 +647,7 @@ class Records(Protocol):
     def chain(self) -> AuditChain: ...
     @property
     def hot(self) -> HotReads: ...
+    async def figures(self, *, now: float) -> Figures: ...
 
 
 class Store(Protocol):

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from control_plane.api.edge import Edge
 from control_plane.api.errors import install
+from control_plane.metrics import Counters
 
 _SECURITY_SCHEMES: Final = {
     "administrator": {"type": "http", "scheme": "bearer", "description": "The administrator's token"},
@@ -24,9 +25,11 @@ _SECURITY: Final[Mapping[str, list[dict[str, list[str]]]]] = {
 """Who may call, by the tag of a router. The checks themselves stand in the handlers."""
 
 
-def build_app(routers: Sequence[APIRouter], *, version: str, new_request_id: Callable[[], str]) -> ASGIApp:
+def build_app(
+    routers: Sequence[APIRouter], *, version: str, new_request_id: Callable[[], str], counters: Counters
+) -> ASGIApp:
     """The application inside its edge."""
-    return Edge(build_inner_app(routers, version=version), new_request_id=new_request_id)
+    return Edge(build_inner_app(routers, version=version), new_request_id=new_request_id, counters=counters)
 
 
 def build_inner_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:

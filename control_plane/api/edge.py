@@ -14,8 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.errors import INTERNAL_ERROR, answer, refusal_of_status
-from control_plane.contract.headers import AUDIT_HEADER, REQUEST_ID_HEADER
+from control_plane.contract.headers import AUDIT_HEADER, REFUSAL_HEADER, REQUEST_ID_HEADER
 from control_plane.contract.placeholder import redact
+from control_plane.metrics import Counters
 from control_plane.trail import noticing_unrecorded
 
 MAX_HEAD_BYTES: Final = 128 * 1024
@@ -23,12 +24,15 @@ MAX_TARGET_BYTES: Final = 8 * 1024
 MAX_BODY_BYTES: Final = 256 * 1024
 MAX_AUDIT_BODY_BYTES: Final = 8 * 1024 * 1024
 
+_REFUSAL: Final = REFUSAL_HEADER.lower().encode()
+
 _log = structlog.get_logger("control_plane.access")
 
 
 class Edge:
-    def __init__(self, app: ASGIApp, *, new_request_id: Callable[[], str]) -> None:
+    def __init__(self, app: ASGIApp, *, new_request_id: Callable[[], str], counters: Counters) -> None:
         self._app = app
+        self._counters = counters
         self._new_request_id = new_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,13 +52,21 @@ class Edge:
             if outgoing.status is None:
                 await answer(INTERNAL_ERROR, request_id=request_id)(scope, receive, outgoing)
         finally:
+            seconds = time.perf_counter() - began
+            self._counters.request(
+                method=scope["method"],
+                route=getattr(scope.get("route"), "path", ""),
+                status=outgoing.status or 0,
+                refusal=outgoing.refusal,
+                seconds=seconds,
+            )
             _log.info(
                 "request",
                 request_id=request_id,
                 method=scope["method"],
                 path=redact(scope["path"])[:256],
                 status=outgoing.status,
-                milliseconds=round((time.perf_counter() - began) * 1000, 2),
+                milliseconds=round(seconds * 1000, 2),
             )
 
 
@@ -69,12 +81,17 @@ class _Outgoing:
             (b"x-content-type-options", b"nosniff"),
         ]
         self.status: int | None = None
+        self.refusal: str | None = None
+        """The code that was answered, if it was a refusal."""
         self.unrecorded: list[str] = []
         """What was done although the audit trail could not take it."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self.status >= 400:
+                headers = message.get("headers", ())
+                self.refusal = next((value.decode() for name, value in headers if name == _REFUSAL), None)
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
             if self.unrecorded:
                 message["headers"].append((AUDIT_HEADER.lower().encode(), b"unavailable"))

@@ -32,6 +32,7 @@ from control_plane.contract.wire import (
     AuditBatch,
     AuditEvent,
     Event,
+    Refused,
     TagKeys,
     WireError,
     read,
@@ -43,6 +44,7 @@ from control_plane.core.uses import uses_in
 from control_plane.faults import reach
 from control_plane.injectors import Injectors
 from control_plane.limits import Quotas
+from control_plane.metrics import Counters
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
 from control_plane.resolution import Resolution
@@ -67,6 +69,7 @@ class InternalApi:
     injectors: Injectors
     quotas: Quotas
     alarms: Alarms
+    counters: Counters
     clock: Clock
 
     def router(self) -> APIRouter:
@@ -82,7 +85,10 @@ class InternalApi:
     async def resolve(self, request: Request) -> Response:
         await self._proxy(request)
         asked = _read(RESOLVE_REQUEST, await request.body())
-        return Response(write(RESOLVE_ANSWER, await self.resolution(asked)), media_type=_JSON)
+        resolved = await self.resolution(asked)
+        answer = resolved.answer
+        self.counters.resolves[answer.code.value if isinstance(answer, Refused) else "answered"] += 1
+        return Response(write(RESOLVE_ANSWER, resolved), media_type=_JSON)
 
     async def tag_keys(self, request: Request) -> Response:
         await self._proxy(request)
@@ -101,9 +107,18 @@ class InternalApi:
     async def events(self, request: Request) -> Response:
         await self._proxy(request)
         after = _after(request)
-        return StreamingResponse(self._stream(after), media_type="text/event-stream")
+        return StreamingResponse(self._counted_stream(after), media_type="text/event-stream")
 
-    async def _stream(self, after: int | None) -> AsyncIterator[bytes]:
+    async def _counted_stream(self, after: int | None) -> AsyncIterator[bytes]:
+        stream = _Told()
+        self.counters.streams.add(stream)
+        try:
+            async for message in self._stream(after, stream):
+                yield message
+        finally:
+            self.counters.streams.discard(stream)
+
+    async def _stream(self, after: int | None, stream: "_Told") -> AsyncIterator[bytes]:
         """Every change after that sequence, then a heartbeat, then each change as it happens and heartbeats between."""
         last, quiet_since, caught_up = after, time.monotonic(), False
         while not self.wake.closed:
@@ -111,8 +126,9 @@ class InternalApi:
             position, changes = await self._look(last)
             # A number that is ahead of ours is of another history (a restored database): the heartbeat shows it.
             last = position.sequence if last is None else min(last, position.sequence)
+            stream.sequence = last
             for published in changes:
-                last = published.sequence
+                stream.sequence = last = published.sequence
                 yield _message(_event(published, position.epoch))
             if len(changes) == _EVENTS_AT_ONCE:
                 continue
@@ -134,7 +150,14 @@ class InternalApi:
     async def quota(self, request: Request) -> Response:
         await self._proxy(request)
         asked = _read(QUOTA_REQUEST, await request.body())
-        return Response(write(QUOTA_ANSWER, await self.quotas(asked)), media_type=_JSON)
+        answer = await self.quotas(asked)
+        wanted = {(entry.limit_id, entry.bucket) for entry in asked.entries if entry.wanted}
+        for grant in answer.grants:
+            self.counters.quota_granted += grant.granted
+            self.counters.quota_used_up += (
+                grant.exists and not grant.granted and (grant.limit_id, grant.bucket) in wanted
+            )
+        return Response(write(QUOTA_ANSWER, answer), media_type=_JSON)
 
     async def audit(self, request: Request) -> Response:
         proxy = await self._proxy(request)
@@ -168,6 +191,12 @@ class InternalApi:
         return await self.access.client_of_kind(
             request.headers.get("authorization"), ClientKind.EGRESS_PROXY, certificate=peer_certificate(request)
         )
+
+
+class _Told:
+    """An event stream that is open, and the sequence it has come to."""
+
+    sequence: int | None = None
 
 
 def _told_apart(event: AuditEvent) -> tuple[AuditEvent, ...]:

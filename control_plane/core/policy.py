@@ -75,6 +75,7 @@ class Action(StrEnum):
     INJECTOR_READ = "injector.read"
     INJECTOR_WRITE = "injector.write"
     PRESET_READ = "preset.read"
+    METRICS_READ = "metrics.read"
     AUDIT_READ_ALL = "audit.read_all"
     AUDIT_READ = "audit.read"
     CREDENTIAL_READ = "credential.read"
@@ -147,6 +148,7 @@ POLICY: Final[Mapping[Action, Rule]] = {
     Action.INJECTOR_READ: _PLATFORM_READ,
     Action.INJECTOR_WRITE: _PLATFORM_WRITE,
     Action.PRESET_READ: _OWN_READ,
+    Action.METRICS_READ: _PLATFORM_READ,
     Action.AUDIT_READ_ALL: _PLATFORM_READ,
     Action.AUDIT_READ: _TENANT_READ,
     Action.CREDENTIAL_READ: _TENANT_READ,

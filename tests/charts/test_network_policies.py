@@ -194,13 +194,14 @@ def test_the_runtime_reaches_the_resolver_the_control_plane_and_the_proxy_and_no
     assert len(policy["spec"]["egress"]) == 3
 
 
-def test_the_admin_port_is_for_those_who_read_metrics() -> None:
-    policy = of_component(render(case_values("postgresql")), "NetworkPolicy", "proxy")
+@pytest.mark.parametrize(("component", "number"), [("proxy", 8473), ("control-plane", 8475)])
+def test_metrics_are_for_those_who_read_them(component: str, number: int) -> None:
+    policy = of_component(render(case_values("postgresql")), "NetworkPolicy", component)
 
-    (metrics,) = [rule for rule in policy["spec"]["ingress"] if any(port["port"] == 8473 for port in rule["ports"])]
+    (metrics,) = [rule for rule in policy["spec"]["ingress"] if any(port["port"] == number for port in rule["ports"])]
 
     assert metrics["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-    assert [port["port"] for port in metrics["ports"]] == [8473]
+    assert [port["port"] for port in metrics["ports"]] == [number]
 
 
 def test_no_workload_may_use_the_proxy_until_it_is_named() -> None:

@@ -28,7 +28,7 @@ from tests.charts.rendering import (
 )
 from tests.support.processes import COMMAND, Served, clean_environment, free_port
 
-NUMBERED_PORTS: Final = ("8470", "8471", "8472", "8473", "8474")
+NUMBERED_PORTS: Final = ("8470", "8471", "8472", "8473", "8474", "8475")
 READY_SECONDS: Final = 40.0
 
 

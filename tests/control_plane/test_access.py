@@ -23,7 +23,10 @@ OPEN = {
     "/.well-known/oauth-authorization-server",
     "/openapi.json",
 }
-INTERNAL = [("POST", "/internal/resolve"), ("GET", "/internal/tag-keys"), ("POST", "/internal/audit")]
+INTERNAL = [
+    *(("POST", "/internal/resolve"), ("GET", "/internal/tag-keys"), ("POST", "/internal/audit")),
+    ("POST", "/internal/quota"),
+]
 OAUTH = [("POST", "/oauth/token"), ("POST", "/oauth/revoke")]
 SESSIONS = {
     *("/v1/sessions", "/v1/sessions/{session}", "/v1/sessions/{session}/token"),

@@ -203,6 +203,14 @@ def of_source(name: str) -> Fetched:
     return Fetched(submit, ask, f"{name}.{field}")
 
 
+def of_alarms(where: str) -> Fetched:
+    def submit(world: World, url: str) -> Any:
+        path = where.replace("{tenant}", world.workspace.tenant)
+        return world.submit("POST", path, {"url": url})
+
+    return Fetched(submit, None, "url")
+
+
 FETCHED = {
     **{
         f"kind {kind}.{setting}": of_kind(kind, setting)
@@ -222,6 +230,8 @@ FETCHED = {
     "PUT /v1/sources/{source}.vault.address": of_source("vault"),
     "PUT /v1/sources/{source}.aws.endpoint": of_source("aws"),
     "client proofs.jwks_url": Fetched(_submit_client, _ask_as_client, "jwks_url"),
+    "POST /v1/tenants/{tenant}/alarm-hooks.url": of_alarms("/v1/tenants/{tenant}/alarm-hooks"),
+    "POST /v1/alarm-hooks.url": of_alarms("/v1/alarm-hooks"),
     "PUT /v1/tenants/{tenant}/credentials/{name}/rotation/schedule.hook.url": Fetched(_submit_hook, None, "hook"),
 }
 ASKED = [name for name, field in FETCHED.items() if field.ask is not None]

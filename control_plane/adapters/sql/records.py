@@ -6,6 +6,7 @@ A new topic has its repository in a file of its own, made of `repositories.Trans
 from control_plane.adapters.sql.access import SqlInjectors, SqlUses
 from control_plane.adapters.sql.alarms import SqlAlarms, SqlDecoys
 from control_plane.adapters.sql.chain import SqlAuditChain
+from control_plane.adapters.sql.figures import figures
 from control_plane.adapters.sql.issuers import SqlIssuers, SqlUsedAssertions
 from control_plane.adapters.sql.limits import SqlLimits
 from control_plane.adapters.sql.minted import SqlMintedValues
@@ -27,6 +28,7 @@ from control_plane.adapters.sql.repositories import (
 from control_plane.adapters.sql.rotations import SqlRotations
 from control_plane.adapters.sql.sealed import SqlKeks, SqlSealedRows
 from control_plane.adapters.sql.sources import SqlSources
+from control_plane.ports import Figures
 
 
 class SqlRecords:
@@ -58,3 +60,7 @@ class SqlRecords:
         self.audit = SqlAudit(tx)
         self.chain = SqlAuditChain(tx)
         self.hot = SqlHotReads(tx)
+        self._tx = tx
+
+    async def figures(self, *, now: float) -> Figures:
+        return await figures(self._tx, now=now)

@@ -1,0 +1,160 @@
+"""`/metrics`: what whoever watches over the control plane wants to know, and nobody's name in it."""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from control_plane.bootstrap import running
+from tests.control_plane.conftest import OwnControlPlane
+from tests.control_plane.serving import PROXY, settings_in
+from tests.control_plane.workspace import HOST, SECRET, Json, Workspace
+
+PREFIX = "coatcheck_control_plane_"
+
+
+def page(workspace: Workspace) -> str:
+    response = workspace.control_plane.admin("GET", "/v1/metrics")
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return response.text
+
+
+def samples(text: str) -> dict[str, float]:
+    return {
+        f"{sample.name}{sorted(sample.labels.items()) if sample.labels else ''}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def metric(workspace: Workspace, name: str, **labels: str) -> float:
+    key = f"{PREFIX}{name}{sorted(labels.items()) if labels else ''}"
+    return samples(page(workspace)).get(key, 0.0)
+
+
+def wait_for(fact: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return fact()
+
+
+def test_requests_refusals_and_resolves_are_counted(granted: Workspace) -> None:
+    before = samples(page(granted))
+    issued = granted.exchange()
+    granted.resolve(issued)
+    granted.resolve(issued, caller=granted.caller(issued) | {"subject": "bob"})
+    granted.token(subject_token="x", subject_token_type="y", audience="example")
+    after = samples(page(granted))
+
+    def more(name: str, **labels: str) -> float:
+        key = f"{PREFIX}{name}{sorted(labels.items())}"
+        return after.get(key, 0) - before.get(key, 0)
+
+    assert more("requests_total", method="POST", route="/oauth/token", status="2xx") == 1
+    assert more("requests_total", method="POST", route="/oauth/token", status="4xx") == 1
+    assert more("request_seconds_count", route="/oauth/token") == 2
+    assert more("request_seconds_bucket", route="/oauth/token", le="+Inf") == 2
+    assert more("resolves_total", outcome="answered") == 1
+    assert more("resolves_total", outcome="caller_mismatch") == 1
+    assert more("refusals_total", code="malformed_request") >= 1
+
+
+def test_it_is_said_how_things_stand(granted: Workspace) -> None:
+    granted.control_plane.made("POST", granted.path("alarms/test"))
+
+    found = samples(page(granted))
+
+    assert found[f"{PREFIX}store_up"] == 1
+    assert found[f"{PREFIX}tenants"] >= 1
+    assert found[f"{PREFIX}credentials"] >= 1
+    assert found[f"{PREFIX}credentials_due"] == 0
+    assert found[f"{PREFIX}outbox_sequence"] >= 1
+    assert found[f"{PREFIX}outbox_lag_changes"] == 0
+    assert found[f"{PREFIX}alarms_total[('kind', 'test')]"] >= 1
+    assert found[f"{PREFIX}audit_failures_total"] == 0
+    assert "process_resident_memory_bytes" in found
+    assert wait_for(lambda: metric(granted, "audit_unchained_events") == 0)
+
+
+def test_event_streams_are_counted_while_they_are_open(own_control_plane: OwnControlPlane) -> None:
+    workspace = Workspace(own_control_plane(), "acme")
+    url = f"{workspace.control_plane.url}/internal/events"
+
+    with httpx.stream("GET", url, auth=PROXY, trust_env=False) as response:
+        next(response.iter_lines())
+        open_ones = metric(workspace, "event_streams")
+
+    assert open_ones == 1
+    assert wait_for(lambda: metric(workspace, "event_streams") == 0)
+
+
+def test_no_name_and_no_secret_is_in_it(granted: Workspace) -> None:
+    issued: Json = granted.exchange()
+    granted.resolve(issued)
+    granted.control_plane.http.get("/v1/odd-path-of-a-request?query=odd", headers={"X-Odd": "odd"})
+
+    text = page(granted)
+
+    for name in (granted.tenant, granted.runtime, "alice", "example", HOST, SECRET, issued["access_token"], "odd"):
+        assert not re.search(rf"\b{re.escape(name)}\b", text), name
+
+
+def test_a_method_that_somebody_made_up_is_no_label(workspace: Workspace) -> None:
+    workspace.control_plane.http.request("BREW", "/healthz")
+
+    assert "BREW" not in page(workspace)
+
+
+def test_metrics_are_for_the_platform(workspace: Workspace) -> None:
+    for headers in ({}, {"Authorization": "Bearer nobody"}):
+        assert workspace.control_plane.http.get("/v1/metrics", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(("path", "status"), [("/metrics", 200), ("/", 404), ("/v1/tenants", 404), ("/healthz", 404)])
+def test_a_listener_of_their_own_shows_metrics_and_nothing_else(metrics_url: str, path: str, status: int) -> None:
+    response = httpx.get(metrics_url + path, trust_env=False)
+
+    assert response.status_code == status
+    assert (PREFIX in response.text) is (status == 200)
+
+
+@pytest.fixture(scope="module")
+def metrics_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    settings = settings_in(tmp_path_factory.mktemp("metrics"), metrics_listen="127.0.0.1:0")
+    ready, found = threading.Event(), list[str]()
+    state: dict[str, asyncio.Event | asyncio.AbstractEventLoop] = {}
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        state["loop"], state["stop"] = asyncio.get_running_loop(), stop
+        async with running(settings) as control_plane:
+            found.append(f"http://127.0.0.1:{control_plane.metrics_port}")
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    yield found[0]
+    loop, stop = state["loop"], state["stop"]
+    assert isinstance(loop, asyncio.AbstractEventLoop)
+    assert isinstance(stop, asyncio.Event)
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(20)
+
+
+def test_a_database_that_is_away_is_a_level_and_not_an_error(own_control_plane: OwnControlPlane) -> None:
+    workspace = Workspace(own_control_plane(), "acme")
+    workspace.control_plane.edit("ALTER TABLE outbox RENAME TO elsewhere")
+
+    found = samples(page(workspace))
+
+    assert found[f"{PREFIX}store_up"] == 0
+    assert f"{PREFIX}tenants" not in found
