@@ -162,9 +162,6 @@ BEFORE_DIALLING = {"destination_private"}
     "handling = admit_bare(policy, endpoint, question.method, raw_path, now)",
     "handling = type('Any', (), {'allow_private': True})",
 )
-@pytest.mark.guards(
-    "control_plane/access_review.py", "            admit_tunnel(policy, endpoint)\n", "            pass\n"
-)
 @pytest.mark.guards("control_plane/access_review.py", "    return narrowed(scopes, narrowing)\n", "    return scopes\n")
 @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
