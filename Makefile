@@ -100,6 +100,7 @@ bench: $(VENV)/.test $(BENCH_VENV)/.bench ## this proxy beside a direct connecti
 	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(install_nginx) \
 	  || { echo 'the benchmark compares with nginx (Debian: apt-get install nginx-light)' >&2; exit 1; }
 	$(BIN)/python -m bench.rotation
+	$(BIN)/python -m bench.control_plane --seconds 2
 	$(BIN)/python -m bench.run $(ARGS)
 
 # --- now and then -----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from control_plane.core.names import ID_ENTROPY_BYTES, new_id
 from control_plane.core.records import Change, ChangeKind, KnownKek, Rewrap
 from control_plane.core.sealing import Kek
 from control_plane.custody import Custody, RingMember, Sealed, UnopenableError
+from control_plane.faults import reach
 from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, SealedRow, Store
 from control_plane.trail import Actor, Trail
 
@@ -163,6 +164,7 @@ class KekRing:
                     finished_at=None,
                 )
                 await records.keks.start(rewrap)
+                reach("kek.rewrap_started")
                 await records.audit.append(
                     [self._trail.event("kek.rewrap", by=by, tenant=None, detail=f"under {target}: {rewrap.total}")]
                 )
@@ -205,6 +207,7 @@ class KekRing:
             if kek_id not in known:
                 raise RefusedError(NO_SUCH_KEK)
             if await records.keks.retire(kek_id, now):
+                reach("kek.retired")
                 await records.audit.append([self._trail.event("kek.retire", by=by, tenant=None, detail=kek_id)])
         await self.reload_or_keep()
 
@@ -242,10 +245,12 @@ class KekRing:
             idle_since = now - IDLE_SECONDS
             if not await records.keks.claim(latest.id, runner=self._runner, now=now, idle_since=idle_since):
                 return
+        reach("kek.rewrap_claimed")
         while (unopenable := await self._pass(latest)) is None:
             pass
         async with self._store.write(_SCOPE) as records:
             await records.keks.finish(latest.id, runner=self._runner, unopenable=unopenable, now=self._clock())
+        reach("kek.rewrap_finished")
         _log.info("rewrap_finished", rewrap=latest.id, target=latest.target, unopenable=unopenable)
 
     async def _pass(self, rewrap: Rewrap) -> int | None:
@@ -258,6 +263,7 @@ class KekRing:
             if not rows:
                 return None if did else unopenable
             sealed = await self._rewrapped(rows, rewrap.target)
+            reach("kek.batch_sealed")
             done = await self._write(rewrap, rows, sealed)
             did, unopenable, after = did + done, unopenable + sealed.count(None), rows[-1].place
 
@@ -281,8 +287,10 @@ class KekRing:
             for row, new in zip(rows, sealed, strict=True):
                 if new is not None:
                     done += await records.sealed.replace(row, envelope=new.envelope, kek_id=new.kek_id)
+            reach("kek.batch_replaced")
             if not await records.keks.move(rewrap.id, runner=self._runner, rewrapped=done, now=self._clock()):
                 raise RefusedError(TAKEN_OVER)
+        reach("kek.batch_written")
         return done
 
     async def _unopenable_under(self, kek_id: str) -> list[SealedRow]:

@@ -6,6 +6,7 @@ hold: one version in use, every placeholder with its audit event, every ended se
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,7 @@ class Stand:
         settings = settings_in(self.folder, database_url=self.logins.app)
         self.plane = ControlPlane(f"http://127.0.0.1:{self.port}", self.folder, settings, ManualClock(), self.kill)
         private_file(self.folder / "redis-password", PASSWORD)
+        private_file(self.folder / "older-kek.hex", os.urandom(32).hex())
 
     # --- the replica
 
@@ -80,7 +82,7 @@ class Stand:
             "MIGRATION_DATABASE_URL": self.logins.owner,
             "REDIS_URL": self.hints.url,
             "REDIS_PASSWORD_FILE": str(self.folder / "redis-password"),
-            "KEK_FILES": str(self.folder / "kek.hex"),
+            "KEK_FILES": f"{self.folder / 'kek.hex'},{self.folder / 'older-kek.hex'}",
             "ADMIN_TOKEN_FILE": str(self.folder / "admin-token"),
             "CLIENTS_FILE": str(self.folder / "clients.json"),
             "OUTBOUND_ALLOW": self.outside.allowed,

@@ -6,6 +6,7 @@ each of the three that may die there. The table under the run lists them.
 Rule: whoever asked and got no answer asks again, as a client would; then it has happened once.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +18,7 @@ import httpx
 import pytest
 
 from tests.control_plane.minting import refresh_secret
-from tests.control_plane.serving import PROXY
+from tests.control_plane.serving import PROXY, private_file
 from tests.control_plane.workspace import JWT, PROXY_CREDENTIAL, SECRET, Json, Workspace
 from tests.e2e.killing import ProcessEndedError, Stand, fresh, standing, wait_for
 from tests.support.fault_points import fault_points
@@ -243,6 +244,62 @@ class Minting(Scenario):
         assert self.stand.outside.provider.reused == self.reused_before
 
 
+class Rewrapping(Renewing):
+    """A newer key-encryption key, and every envelope is wrapped by it, in the background."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        newest, older = self.stand.folder / "kek.hex", self.stand.folder / "older-kek.hex"
+        private_file(older, newest.read_text())
+        private_file(newest, os.urandom(32).hex())
+        self.w.control_plane.made("POST", "/v1/keks/reload")
+        self.stand.change("UPDATE keks SET first_seen_at = first_seen_at - 3600")  # every replica has it by now
+
+    def act(self) -> Any:
+        return self.w.control_plane.made("POST", "/v1/keks/rewrap")
+
+    def again(self) -> None:
+        self.rewrap()
+        assert self.w.resolve(self.issued)["secret"] == SECRET
+
+    def rewrap(self) -> None:
+        self.stand.change("UPDATE rewraps SET moved_at = 0")  # whoever died is waited for no longer
+        self.w.control_plane.made("POST", "/v1/keks/rewrap")
+        wait_for(self.is_finished, timeout_seconds=40)
+        newest = [kek for kek in self.keks() if kek["seals"]]
+        assert [kek["envelopes"] > 0 for kek in newest] == [True]
+        assert sum(kek["envelopes"] for kek in self.keks()) == newest[0]["envelopes"]
+
+    def keks(self) -> list[Json]:
+        items: list[Json] = self.w.control_plane.made("GET", "/v1/keks")["items"]
+        return items
+
+    def is_finished(self) -> bool:
+        self.stand.change("UPDATE rewraps SET moved_at = 0 WHERE moved_at < extract(epoch FROM now()) - 5")
+        status = self.w.control_plane.made("GET", "/v1/keks/rewrap")
+        return status["finished_at"] is not None and status["remaining"] == 0
+
+
+class RetiringAKek(Rewrapping):
+    def prepare(self) -> None:
+        super().prepare()
+        self.rewrap()
+        (self.old,) = [kek["kek_id"] for kek in self.keks() if kek["in_ring"] and not kek["seals"]]
+
+    def act(self) -> Any:
+        return self.w.control_plane.admin("POST", f"/v1/keks/{self.old}/retire", {})
+
+    def again(self) -> None:
+        assert self.act().status_code == 204
+        (retired,) = [kek for kek in self.keks() if kek["kek_id"] == self.old]
+        assert retired["retired_at"] is not None
+        events = self.stand.rows(
+            "SELECT 1 FROM audit_events WHERE action = 'kek.retire' AND record ->> 'detail' = :id", id=self.old
+        )
+        assert len(events) == 1
+        assert self.w.resolve(self.issued)["secret"] == SECRET
+
+
 class Narrowing(Renewing):
     def act(self) -> Any:
         return self.w.patch_credential({"destinations": [{"url": "https://api.example.com", "methods": ["GET"]}]})
@@ -345,6 +402,8 @@ SCENARIOS: Final[tuple[type[Scenario], ...]] = (
     RotatingWithAProbe,
     RotatingByItself,
     Minting,
+    Rewrapping,
+    RetiringAKek,
     Narrowing,
     AddingACredential,
     DeletingACredential,
@@ -358,6 +417,10 @@ SCENARIOS: Final[tuple[type[Scenario], ...]] = (
 AFTERWARDS: Final[dict[str, type[Scenario] | str]] = {
     "wake.told": Revoking,
     "rotation.hook_created": RotatingByItself,
+    **dict.fromkeys(
+        ("kek.rewrap_claimed", "kek.batch_sealed", "kek.batch_replaced", "kek.batch_written", "kek.rewrap_finished"),
+        Rewrapping,
+    ),
 }
 """Points of tasks of their own, which are reached some time after the answer."""
 
