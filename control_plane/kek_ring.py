@@ -30,7 +30,7 @@ from control_plane.trail import Actor, Trail
 BATCH_ROWS: Final = 100
 AT_ONCE: Final = 8
 """Envelopes of a batch that a key elsewhere is asked about side by side."""
-IDLE_SECONDS: Final = 30.0
+IDLE_SECONDS: Final = 15.0
 """A re-wrap that has not moved for so long has lost its replica."""
 ROUND_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 120.0

@@ -36,6 +36,7 @@ from control_plane.core.records import (
 from control_plane.core.sealing import source_aad
 from control_plane.core.sources import InvalidSourceError, filled, may_name, path_of
 from control_plane.custody import Custody, UnopenableError, open_secret, seal_secret
+from control_plane.faults import reach
 from control_plane.ports import (
     Clock,
     CrossTenantReason,
@@ -299,6 +300,7 @@ class SecretSources:
             await records.versions.add(version)
             await records.credentials.replace(new)
             await records.outbox.append([Change(ChangeKind.CREDENTIAL, new.tenant, new.id)], now)
+            reach("source.changed")
             event = self._trail.event(
                 "credential.source_change",
                 by=_BY_SOURCE,

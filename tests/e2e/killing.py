@@ -83,6 +83,7 @@ class Stand:
             "REDIS_URL": self.hints.url,
             "REDIS_PASSWORD_FILE": str(self.folder / "redis-password"),
             "KEK_FILES": f"{self.folder / 'kek.hex'},{self.folder / 'older-kek.hex'}",
+            "SOURCES_FOLDER": str(self.folder / "sources"),
             "ADMIN_TOKEN_FILE": str(self.folder / "admin-token"),
             "CLIENTS_FILE": str(self.folder / "clients.json"),
             "OUTBOUND_ALLOW": self.outside.allowed,

@@ -19,7 +19,7 @@ import pytest
 
 from tests.control_plane.minting import refresh_secret
 from tests.control_plane.serving import PROXY, private_file
-from tests.control_plane.workspace import JWT, PROXY_CREDENTIAL, SECRET, Json, Workspace
+from tests.control_plane.workspace import HOST, JWT, PROXY_CREDENTIAL, SECRET, Json, Workspace
 from tests.e2e.killing import ProcessEndedError, Stand, fresh, standing, wait_for
 from tests.support.fault_points import fault_points
 
@@ -390,6 +390,33 @@ class Reporting(Scenario):
         assert [event["action"] for event in self.w.audit()].count("swap") == 3
 
 
+class FollowingASource(Renewing):
+    """A value changes where it is read from."""
+
+    def prepare(self) -> None:
+        self.file = self.stand.folder / "sources" / self.w.tenant / "key"
+        self.file.parent.mkdir(parents=True)
+        private_file(self.file, SECRET)
+        body = {"kind": "file", "path_template": "{tenant}/{name}", "ttl_seconds": 1}
+        self.w.control_plane.made("PUT", "/v1/sources/files", body)
+        reference = {"source": "files", "name": "key"}
+        made = {"name": "example", "destinations": [{"url": f"https://{HOST}"}], "secret_source": reference}
+        assert self.w.post_credential(made).status_code == 201
+        self.kept = self.w.grant()
+        self.issued = self.w.exchange()
+        assert self.w.resolve(self.issued)["secret"] == SECRET
+        self.stand.change("UPDATE credential_versions SET created_at = 0")
+        private_file(self.file, NEW)
+
+    def act(self) -> Any:
+        wait_for(lambda: self.w.resolve(self.issued).get("secret") == NEW, timeout_seconds=20)
+
+    def again(self) -> None:
+        self.act()
+        assert self.w.credential()["current_version"] == 2
+        assert [event["action"] for event in self.w.audit()].count("credential.source_change") == 1
+
+
 SCENARIOS: Final[tuple[type[Scenario], ...]] = (
     Exchanging,
     ProvingTheCaller,
@@ -412,9 +439,11 @@ SCENARIOS: Final[tuple[type[Scenario], ...]] = (
     RemovingAClient,
     RemovingATenant,
     Reporting,
+    FollowingASource,
 )
 
 AFTERWARDS: Final[dict[str, type[Scenario] | str]] = {
+    "source.changed": FollowingASource,
     "wake.told": Revoking,
     "rotation.hook_created": RotatingByItself,
     **dict.fromkeys(
