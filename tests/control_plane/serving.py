@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import uvloop
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from control_plane.bootstrap import running
 from control_plane.config import Settings
@@ -71,13 +72,29 @@ class ControlPlane:
 
     def edit(self, statement: str, *values: Any) -> int:
         """Changes the database behind the control plane's back; how many rows it changed."""
+        if self.settings.database_url.startswith("postgresql"):
+            return len(asyncio.run(self._ask_postgresql(f"{statement} RETURNING 1", values)))
         with closing(sqlite3.connect(self.database, timeout=10)) as connection, connection:
             return connection.execute(statement, values).rowcount
 
     def look(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Reads the database behind the control plane's back."""
+        if self.settings.database_url.startswith("postgresql"):
+            return asyncio.run(self._ask_postgresql(statement, values))
         with closing(sqlite3.connect(self.database, timeout=10)) as connection:
             return connection.execute(statement, values).fetchall()
+
+    async def _ask_postgresql(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """As whoever owns the tables and no row security binds. Parameters are `?`, as SQLite has them."""
+        parts = statement.split("?")
+        numbered = "".join(f"{part}${number}" for number, part in enumerate(parts[:-1], start=1)) + parts[-1]
+        engine = create_async_engine(self.settings.database_url)
+        try:
+            async with engine.begin() as connection:
+                given = tuple(json.dumps(value) if isinstance(value, list | dict) else value for value in values)
+                return [tuple(row) for row in await connection.exec_driver_sql(numbered, given)]
+        finally:
+            await engine.dispose()
 
 
 def private_file(path: Path, text: str) -> Path:

@@ -1,13 +1,34 @@
-"""Somebody edits the database: what they moved or changed does not open, everything else works on."""
+"""Somebody edits the database, SQLite or PostgreSQL: what they moved or changed does not open, all else works on."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.control_plane.serving import ControlPlane
+from tests.control_plane.serving import PROXY, ControlPlane, control_plane_in
+from tests.control_plane.test_store import new_database
 from tests.control_plane.workspace import ENDPOINT, HOST, SECRET, Json, Workspace
 
 VICTIM_SECRET, ATTACKER_SECRET = "victims-key-0123456789", "attackers-key-0123456789"
+
+
+WRAPPED, NONCE = 1 + 12 + 32 + 16, 12
+"""An envelope: format and wrapped data key, then a nonce, then the ciphertext."""
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return asyncio.run(new_database(request.param, request, tmp_path_factory.mktemp("moved-database")))
+
+
+@pytest.fixture(scope="module")
+def control_plane(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """In the place of the one that all tests share."""
+    folder = tmp_path_factory.mktemp("moved")
+    if database_url.startswith("sqlite"):
+        database_url = f"sqlite+aiosqlite:///{folder / 'control-plane.sqlite'}"
+    with control_plane_in(folder, database_url=database_url) as serving:
+        yield serving
 
 
 def envelope_of(workspace: Workspace, credential: Json) -> bytes:
@@ -84,17 +105,54 @@ def test_an_older_versions_ciphertext_does_not_open_as_the_newer_one(attacker: W
 def test_a_wrapped_data_key_moved_alone_does_not_open(attacker: Workspace, victim: Workspace) -> None:
     mine = envelope_of(attacker, attacker.credential())
     theirs = envelope_of(victim, victim.credential())
-    wrapped = 1 + 12 + 32 + 16
-    set_envelope(attacker, attacker.credential(), mine[:wrapped] + theirs[wrapped:])
+    set_envelope(attacker, attacker.credential(), mine[:WRAPPED] + theirs[WRAPPED:])
 
     assert_unavailable(attacker.resolve(attacker.exchange()), VICTIM_SECRET, ATTACKER_SECRET)
 
 
-def test_one_flipped_bit_makes_that_credential_unavailable_and_no_other(attacker: Workspace) -> None:
+@pytest.mark.parametrize("part", ["nonce", "ciphertext", "nonce and ciphertext", "wrapped data key"])
+def test_no_part_of_another_tenants_envelope_works_in_the_place_of_ours(
+    attacker: Workspace, victim: Workspace, part: str
+) -> None:
+    mine = envelope_of(attacker, attacker.credential())
+    theirs = envelope_of(victim, victim.credential())
+    start, end = {
+        "nonce": (WRAPPED, WRAPPED + NONCE),
+        "ciphertext": (WRAPPED + NONCE, None),
+        "nonce and ciphertext": (WRAPPED, None),
+        "wrapped data key": (0, WRAPPED),
+    }[part]
+    set_envelope(attacker, attacker.credential(), mine[:start] + theirs[start:end] + (mine[end:] if end else b""))
+
+    assert_unavailable(attacker.resolve(attacker.exchange()), VICTIM_SECRET, ATTACKER_SECRET)
+    assert victim.resolve(victim.exchange())["secret"] == VICTIM_SECRET
+
+
+def test_a_use_that_fails_is_in_the_audit_trail_and_no_key_or_secret_in_the_log(
+    attacker: Workspace, victim: Workspace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    issued = attacker.exchange()
+    set_envelope(attacker, attacker.credential(), envelope_of(victim, victim.credential()))
+
+    answer = attacker.resolve(issued)
+    event = {"event_id": f"ev_{attacker.credential()['id']}", "at": 0, "request_id": "req_moved", "action": "swap"}
+    reported = {"events": [event | {"tenant": attacker.tenant, "code": answer["code"]}]}
+    attacker.control_plane.http.post("/internal/audit", json=reported, auth=PROXY).raise_for_status()
+
+    logged = "".join(capfd.readouterr())
+    kek = (attacker.control_plane.folder / "kek.hex").read_text().strip()
+    assert "envelope_does_not_open" in logged
+    assert not any(text in logged for text in (kek, VICTIM_SECRET, ATTACKER_SECRET, issued["access_token"]))
+    (recorded,) = attacker.audit(request_id="req_moved")
+    assert recorded["code"] == "credential_unavailable"
+
+
+@pytest.mark.parametrize("place", [0, 1, 20, WRAPPED - 1, WRAPPED, WRAPPED + NONCE, -1])
+def test_one_flipped_bit_makes_that_credential_unavailable_and_no_other(attacker: Workspace, place: int) -> None:
     attacker.add_credential("second", secret="second-key-0123456789")
     attacker.grant("second")
     envelope = bytearray(envelope_of(attacker, attacker.credential()))
-    envelope[-1] ^= 1
+    envelope[place] ^= 1
     set_envelope(attacker, attacker.credential(), bytes(envelope))
 
     assert_unavailable(attacker.resolve(attacker.exchange()), ATTACKER_SECRET)
@@ -159,7 +217,7 @@ GARBAGE: dict[str, Callable[[ControlPlane, str], int]] = {
         "UPDATE credential_versions SET state = 'new' WHERE credential_id = ?", credential
     ),
     "an envelope that is empty": lambda plane, credential: plane.edit(
-        "UPDATE credential_versions SET envelope = x'' WHERE credential_id = ?", credential
+        "UPDATE credential_versions SET envelope = ? WHERE credential_id = ?", b"", credential
     ),
     "no envelope": lambda plane, credential: plane.edit(
         "UPDATE credential_versions SET envelope = NULL WHERE credential_id = ?", credential
