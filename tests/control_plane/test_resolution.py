@@ -87,7 +87,11 @@ def test_neither_kind_of_token_is_taken_for_the_other(granted: Workspace) -> Non
     assert as_placeholder["code"] == "unknown_placeholder"
 
 
-@pytest.mark.guards("control_plane/resolution.py", "if facts.token.caller != ask.caller:", "if False:")
+@pytest.mark.guards(
+    "control_plane/resolution.py",
+    "if facts.token.caller != ask.caller:\n            return replace(_CALLER_MISMATCH",
+    "if False:\n            return replace(_CALLER_MISMATCH",
+)
 @pytest.mark.parametrize("field", ["client", "subject", "session", "no session"])
 def test_another_caller_of_the_tenant_hears_caller_mismatch(granted: Workspace, field: str) -> None:
     issued = granted.exchange()

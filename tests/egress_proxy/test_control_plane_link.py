@@ -53,6 +53,7 @@ def test_a_placeholder_is_asked_for_once(world: World, upstream: Upstream) -> No
 
 
 def test_requests_that_come_together_ask_once(world: World, upstream: Upstream) -> None:
+    upstream.default = plain(b"ok")
     ticket = world.ticket(upstream.url)
     world.control_plane.hold_answers.clear()
     lines = [world.reverse() for _ in range(8)]
