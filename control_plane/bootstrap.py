@@ -104,6 +104,7 @@ from control_plane.trail import Actor, Trail
 from control_plane.trail_export import TrailExport
 from control_plane.upkeep import ROUND_SECONDS, Chore, Upkeep, keep_up
 from control_plane.versions import Versions
+from control_plane.workloads import Workloads
 
 ADMISSION_SECONDS: Final = 2.0
 _DEFAULT_PORT: Final = 8470
@@ -295,7 +296,9 @@ async def _assembled(
     counters = Counters()
     internal = InternalApi(
         access=access,
-        resolution=Resolution(store, material, clock=clock, on_sighting=alarms.sighted),
+        resolution=Resolution(
+            store, material, Workloads(identification, clock=clock), clock=clock, on_sighting=alarms.sighted
+        ),
         own_keys=own_keys,
         store=store,
         wake=hints.wake,

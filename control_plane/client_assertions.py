@@ -122,7 +122,7 @@ class ClientAssertions:
         identity = await self._identification.verified(assertion.text, use=Use.CLIENT)
         async with self._store.read(_SCOPE) as records:
             clients = await records.clients.of_workload_issuer(identity.issuer)
-        known = [client for client in clients if _is_workload_of(identity, client)]
+        known = [client for client in clients if is_workload_of(identity, client)]
         if assertion.client_id is not None:
             known = [client for client in known if client.id == assertion.client_id]
         if len(known) != 1:
@@ -135,7 +135,8 @@ def _require_meant(client: Client, assertion: ClientAssertion) -> None:
         raise InvalidTokenError("client_id: another client's")
 
 
-def _is_workload_of(identity: VerifiedIdentity, client: Client) -> bool:
+def is_workload_of(identity: VerifiedIdentity, client: Client) -> bool:
+    """Whether whom a trusted issuer vouches for is this client."""
     workload = client.proofs.workload
     if workload is None or workload.issuer != identity.issuer or not Pattern(workload.subject).fits(identity.subject):
         return False

@@ -14,10 +14,10 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from control_plane.adapters.keyring import KeyFileError, require_private
-from control_plane.contract.caller import ClientId, TenantId
+from control_plane.contract.caller import ClientId, SubjectId, TenantId
 from control_plane.contract.secret import Secret, UnusableSecretError
 from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
-from control_plane.core.names import CLIENT_ID, TENANT_ID
+from control_plane.core.names import CLIENT_ID, PRINTABLE, TENANT_ID
 from control_plane.core.records import ClientKind
 from control_plane.registry import FileClient, NewClient
 
@@ -35,6 +35,7 @@ class _Entry(BaseModel):
     kind: Literal["runtime", "egress_proxy", "operator"]
     tenant: Annotated[str, StringConstraints(pattern=TENANT_ID)] | None = None
     scopes: list[Literal["subject:assert"]] = []
+    subject: Annotated[str, StringConstraints(pattern=PRINTABLE)] | None = None
     secret_file: Path | None = None
     proofs: ClientProofs = NO_PROOFS
 
@@ -86,5 +87,6 @@ def _file_client(entry: _Entry, folder: Path) -> FileClient:
         tenant=TenantId(entry.tenant) if entry.tenant is not None else None,
         scopes=tuple(entry.scopes),
         proofs=entry.proofs,
+        subject=SubjectId(entry.subject) if entry.subject is not None else None,
     )
     return FileClient(client, read_secret_file(folder / entry.secret_file) if entry.secret_file else None)

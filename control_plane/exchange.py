@@ -234,12 +234,15 @@ class Exchange:
             session = await self._live_session(records, proof.session, request, attempt.client)
         else:
             require_subject(request, proof.subject)
+            if not attempt.client.acts_for(proof.opening.tenant, proof.opening.subject):
+                raise bad_subject_token()
             session = await self._sessions.open_in(records, proof.opening, by=attempt.by)
         return _mandate_of(session, attempt.client, chain)
 
     async def _live_session(self, records: Records, proven: Session, request: TokenRequest, client: Client) -> Session:
         session = await records.sessions.get(proven.id)
-        if session is None or session.runtime != client.id or not client.serves(session.tenant):
+        is_its_own = session is not None and client.acts_for(session.tenant, session.subject)
+        if session is None or session.runtime != client.id or not is_its_own:
             raise bad_subject_token()
         if not session.is_live(self._clock()):
             raise RefusedError(SESSION_OVER)

@@ -11,7 +11,7 @@ import structlog
 
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.core.identity import TrustedIssuer, Use, VerifiedIdentity, precheck, verify
-from control_plane.core.tokens import InvalidTokenError, UnverifiedToken, read
+from control_plane.core.tokens import PROXY_AUDIENCE, InvalidTokenError, UnverifiedToken, read
 from control_plane.ports import Clock, CrossTenantReason, KeysUnavailableError, PlatformScope, PublicKeys, Store
 
 _log = structlog.get_logger("control_plane.identification")
@@ -45,8 +45,15 @@ class Identification:
         return verify(token, issuer, keys, use=use, audiences=audiences, now=now)
 
     def audiences(self, issuer: TrustedIssuer, use: Use) -> Sequence[str]:
-        # A workload proves itself to this control plane with a token that was made for it and for nobody else.
-        return (self._own_issuer,) if use is Use.CLIENT else issuer.audiences
+        match use:
+            case Use.CLIENT:
+                # A workload proves itself to this control plane with a token that was made for it and for nobody else,
+                return (self._own_issuer,)
+            case Use.PROXY:
+                # and to a proxy with one that was made for proxies: neither is good in the other's place.
+                return (PROXY_AUDIENCE,)
+            case Use.SESSION | Use.ADMIN:
+                return issuer.audiences
 
     async def _issuer_of(self, token: UnverifiedToken) -> TrustedIssuer:
         names = [name for name in (token.issuer, token.trust_domain) if name is not None]

@@ -11,15 +11,17 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
+from control_plane.contract.wire import issuer_of
 from control_plane.core.claims import ClaimsTable
 from control_plane.core.identity import IdentifiedBy, TrustedIssuer, Use, VerifiedIdentity, explain, is_trust_domain
 from control_plane.core.issuer_presets import ISSUER_PRESETS, NO_PRESET, IssuerPreset, merged_claims
 from control_plane.core.jwk import ALGORITHMS, UnusableKeyError, read_jwk
+from control_plane.core.records import NO_TENANT, Change, ChangeKind
 from control_plane.core.tokens import OWN_TYP_PREFIX, PROXY_AUDIENCE, InvalidTokenError, Others, read
 from control_plane.core.urls import InvalidUrlError, parse_outbound_url
 from control_plane.credentials import invalid_field
 from control_plane.identification import Identification
-from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Store, TakenError
+from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TakenError
 from control_plane.trail import Actor, Trail
 
 _PLATFORM: Final = PlatformScope(CrossTenantReason.ADMINISTER)
@@ -96,6 +98,7 @@ class IssuerKeeper:
                 await records.issuers.replace(issuer)
             except TakenError:
                 raise invalid_field("issuer", "there is a record of that issuer already") from None
+            await self._tell_proxies(records, issuer)
             await records.audit.append([self._trail.event("issuer.change", by=by, tenant=None, detail=_told(issuer))])
         return issuer
 
@@ -118,7 +121,13 @@ class IssuerKeeper:
             if issuer is None:
                 raise RefusedError(ISSUER_NOT_FOUND)
             await records.issuers.remove(name)
+            await self._tell_proxies(records, issuer)
             await records.audit.append([self._trail.event("issuer.delete", by=by, tenant=None, detail=_told(issuer))])
+
+    async def _tell_proxies(self, records: Records, issuer: TrustedIssuer) -> None:
+        """That they ask again about the workloads that it vouched for."""
+        change = Change(ChangeKind.PROXY_CREDENTIAL, NO_TENANT, issuer_of(issuer.name), revoked=True)
+        await records.outbox.append([change], self._clock())
 
     async def test(self, name: str, unverified_token: str, *, use: Use) -> DryRun:
         """What would become of the token. Nothing is opened, used up or written."""
@@ -251,7 +260,7 @@ def _require_for_whom(issuer: TrustedIssuer) -> None:
 def _require_what_uses_need(issuer: TrustedIssuer) -> None:
     uses, claims = issuer.uses, issuer.claims
     if not uses:
-        raise invalid_field("uses", "at least one of session, client and admin")
+        raise invalid_field("uses", "at least one of session, client, proxy and admin")
     if Use.SESSION in uses and claims.tenant is None:
         raise invalid_field("claims.tenant", "is missing: whose tokens are these? 'fixed', or 'claim' with a map")
     if Use.ADMIN in uses and claims.admin is None:

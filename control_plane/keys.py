@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from control_plane.contract.caller import TenantId
 from control_plane.core import client_token, session_token
-from control_plane.core.records import Change, ChangeKind, KeyPurpose, OwnKey
+from control_plane.core.records import NO_TENANT, Change, ChangeKind, KeyPurpose, OwnKey
 from control_plane.own_keys import LOOK_AGAIN_SECONDS, OwnKeyring, key_in_use
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store
 from control_plane.trail import Actor, Trail
@@ -27,7 +26,6 @@ _SLACK_SECONDS: Final = 2 * LOOK_AGAIN_SECONDS + session_token.CLOCK_SKEW_SECOND
 """How much later than the others a replica may still use an old key."""
 _LONGEST_SIGNED_SECONDS: Final = max(session_token.LIFETIME_SECONDS, client_token.LIFETIME_SECONDS)
 TURNED: Final = (KeyPurpose.SIGNING, KeyPurpose.TAG)
-_NO_TENANT: Final = TenantId("")
 
 
 class KeyState(StrEnum):
@@ -122,7 +120,7 @@ class KeyKeeper:
     async def _told(self, records: Records, purpose: KeyPurpose) -> None:
         """To every proxy: it fetches the ring anew."""
         if purpose is KeyPurpose.TAG:
-            await records.outbox.append([Change(ChangeKind.TAG_KEYS, _NO_TENANT, "tag_keys")], self._clock())
+            await records.outbox.append([Change(ChangeKind.TAG_KEYS, NO_TENANT, "tag_keys")], self._clock())
 
 
 def _described(key: OwnKey, ring: Sequence[OwnKey], now: float) -> DescribedKey:

@@ -10,7 +10,7 @@ from typing import Final
 from control_plane.contract.caller import Caller, ClientId, CredentialId, PlaceholderId, SubjectId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import AuditEvent
-from control_plane.core.records import ClientKind, Token, TokenKind
+from control_plane.core.records import Client, ClientKind, Token, TokenKind
 from control_plane.core.targeting import Target
 from control_plane.credentials import invalid_field, require_tenant
 from control_plane.issuance import Issuance, Issued, Mandate
@@ -62,7 +62,7 @@ class PlaceholderKeeper:
         """Raises `RefusedError` (`not_found`, `invalid_field`, `credential_not_found`, `credential_ambiguous`)."""
         async with self._store.write(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
-            client = await self._client(records, tenant, new.client)
+            client = await self._client(records, tenant, new)
             mandate = await self._mandate(records, tenant, new, client, by)
             credential = (await self._issuance.granted(records, mandate, Target(new.audience, None))).credential
             issued = await self._issuance.new(records, mandate, credential, ttl_seconds=new.ttl_seconds)
@@ -79,12 +79,16 @@ class PlaceholderKeeper:
                 await revoke_tokens(records, [token], at=self._clock())
                 await self._trail.record(records, [self._event(f"{token.kind.value}.revoke", token, by, None)])
 
-    async def _client(self, records: Records, tenant: TenantId, named: ClientId | None) -> ClientId:
-        if named is not None:
-            client = await records.clients.get(named)
-            if client is None or client.kind is not ClientKind.RUNTIME or not client.serves(tenant):
-                raise invalid_field("client", "not a client of kind 'runtime' that serves this tenant")
-            return named
+    async def _client(self, records: Records, tenant: TenantId, new: NewPlaceholder) -> ClientId:
+        if new.client is not None:
+            client = await records.clients.get(new.client)
+            if client is None or not client.serves(tenant) or not _calls_proxies(client, new):
+                raise invalid_field(
+                    "client", "not a client of kind 'runtime', or of one subject, that serves this tenant"
+                )
+            if not client.acts_for(tenant, new.subject):
+                raise invalid_field("subject", "the client acts for another subject, and for that one alone")
+            return client.id
         runtimes = [client for client in await records.clients.list() if client.kind is ClientKind.RUNTIME]
         own = [client for client in runtimes if client.tenant == tenant]
         for only in (own, runtimes):
@@ -113,6 +117,11 @@ class PlaceholderKeeper:
             credential=credential,
             placeholder_id=token.id,
         )
+
+
+def _calls_proxies(client: Client, new: NewPlaceholder) -> bool:
+    """Sessions are a runtime's; without one, a client of one subject will do."""
+    return client.kind is ClientKind.RUNTIME or (client.subject is not None and not new.with_session)
 
 
 PLACEHOLDER_NOT_FOUND: Final = Refusal(

@@ -10,15 +10,16 @@ from enum import StrEnum
 from typing import Final
 
 from control_plane.access import TENANT_NOT_FOUND, secret_sha256
-from control_plane.contract.caller import ClientId, TenantId
+from control_plane.contract.caller import ClientId, SubjectId, TenantId
 from control_plane.contract.placeholder import BASE62
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
-from control_plane.contract.wire import AuditEvent
+from control_plane.contract.wire import AuditEvent, client_of
 from control_plane.core.client_proofs import NO_PROOFS, ClientProofs
 from control_plane.core.identity import Use
 from control_plane.core.jwk import ALGORITHMS
 from control_plane.core.records import (
+    NO_TENANT,
     SUBJECT_ASSERT,
     Change,
     ChangeKind,
@@ -55,6 +56,8 @@ class NewClient:
     tenant: TenantId | None
     scopes: tuple[str, ...]
     proofs: ClientProofs = NO_PROOFS
+    subject: SubjectId | None = None
+    """The one subject that it acts for. None: whoever's session it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ class Registry:
             require_provable(client)
             await _require_possible(records, client)
             await records.clients.replace(client)
+            await self._tell_proxies(records, client)
             await records.audit.append([self._client_event("client.change", client, by)])
         self._admitted(client)
         return client, secret
@@ -191,10 +195,12 @@ class Registry:
             await records.clients.add(client)
             await records.audit.append([self._client_event("client.add", client, by)])
         elif _facts(present) != _facts(client):
-            if present.tenant != client.tenant or present.kind is not client.kind:
-                # Another tenant's or kind's client under the old name: what the old one held is not the new one's.
+            was, now_is = (present.tenant, present.kind, present.subject), (client.tenant, client.kind, client.subject)
+            if was != now_is:
+                # Somebody else under the old name: what the old one held is not the new one's.
                 await self._dispossessed(records, client, by)
             await records.clients.replace(client)
+            await self._tell_proxies(records, client)
             await records.audit.append([self._client_event("client.change", client, by)])
 
     async def _removed(self, records: Records, client: Client, by: Actor) -> None:
@@ -211,7 +217,13 @@ class Registry:
         await end_sessions(records, sessions, at=now)
         await revoke_tokens(records, await records.tokens.usable_without_session(client.id, now), at=now)
         await records.tokens.revoke_of_client(client.id, now)
+        await self._tell_proxies(records, client)
         await self._trail.record(records, [self._session_event(session, by) for session in sessions])
+
+    async def _tell_proxies(self, records: Records, client: Client) -> None:
+        """That they ask again who proves to be this client by a token or a certificate."""
+        change = Change(ChangeKind.PROXY_CREDENTIAL, client.tenant or NO_TENANT, client_of(client.id), revoked=True)
+        await records.outbox.append([change], self._clock())
 
     def _session_event(self, session: Session, by: Actor) -> AuditEvent:
         return self._trail.event(
@@ -237,6 +249,7 @@ class Registry:
             source=source,
             created_at=self._clock(),
             proofs=new.proofs,
+            subject=new.subject,
         )
 
     def _client_event(self, action: str, client: Client, by: Actor) -> AuditEvent:
@@ -259,6 +272,13 @@ def require_sound(new: NewClient) -> None:
             raise invalid_field("scopes", f"only a client of kind 'operator' may have {SUBJECT_ASSERT}")
         if new.tenant is None:
             raise invalid_field("tenant", f"a client with {SUBJECT_ASSERT} belongs to one tenant")
+    if new.subject is not None:
+        if new.kind is ClientKind.EGRESS_PROXY:
+            raise invalid_field("subject", "an egress proxy acts for nobody; leave it out")
+        if new.tenant is None:
+            raise invalid_field("tenant", "a client of one subject belongs to one tenant")
+        if SUBJECT_ASSERT in new.scopes:
+            raise invalid_field("subject", f"a client with {SUBJECT_ASSERT} names its subjects itself; leave it out")
     if new.kind is ClientKind.EGRESS_PROXY and new.tenant is not None:
         raise invalid_field("tenant", "an egress proxy serves all tenants; leave it out")
 
@@ -279,9 +299,10 @@ async def _require_possible(records: Records, client: Client) -> None:
         raise invalid_field("certificate", "another client is known by it already")
     if workload is not None:
         issuer = await records.issuers.named(workload.issuer)
-        if issuer is None or Use.CLIENT not in issuer.uses:
+        if issuer is None or not issuer.uses & {Use.CLIENT, Use.PROXY}:
             raise invalid_field(
-                "workload.issuer", "there is no such trusted issuer, or its tokens are not for 'client'"
+                "workload.issuer",
+                "there is no such trusted issuer, or its tokens are neither for 'client' nor for 'proxy'",
             )
 
 
@@ -290,7 +311,10 @@ def _digest(secret: Secret | None) -> str:
 
 
 def _facts(client: Client) -> tuple[object, ...]:
-    return client.tenant, client.kind, client.scopes, client.secret_sha256, client.source, client.proofs
+    return (
+        *(client.tenant, client.kind, client.scopes, client.subject),
+        *(client.secret_sha256, client.source, client.proofs),
+    )
 
 
 CLIENT_NOT_FOUND: Final = Refusal(RefusalCode.NOT_FOUND, "there is no such client", "list them with GET /v1/clients")

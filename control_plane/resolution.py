@@ -20,6 +20,7 @@ from control_plane.contract.wire import (
     AskCaller,
     AskPlaceholder,
     AskPolicy,
+    AskWorkload,
     Binding,
     BoundLimit,
     CallerFacts,
@@ -39,21 +40,33 @@ from control_plane.custody import UnopenableError
 from control_plane.issuance import live
 from control_plane.material import Material, NotAtHandError
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TokenFacts, UnreadableRowError
+from control_plane.workloads import Vouched, Workloads
 
 _log = structlog.get_logger("control_plane.resolution")
 
 
 class Resolution:
     def __init__(
-        self, store: Store, material: Material, *, clock: Clock, on_sighting: Callable[[Sighting], None]
+        self,
+        store: Store,
+        material: Material,
+        workloads: Workloads,
+        *,
+        clock: Clock,
+        on_sighting: Callable[[Sighting], None],
     ) -> None:
         """`on_sighting` is told of every placeholder that is asked about by somebody it is not for."""
         self._on_sighting = on_sighting
         self._store = store
         self._material = material
+        self._workloads = workloads
         self._clock = clock
 
     async def __call__(self, request: ResolveRequest) -> ResolveAnswer:
+        if isinstance(request.ask, AskWorkload):
+            # Outside of the transaction: keys may have to be fetched. Inside it is looked at whether that still holds.
+            vouched = await self._workloads.vouched(request.ask)
+            return await self._look(request, without=None, vouched=vouched)
         without: Refused | None = None
         for _ in range(_LOOKS):
             try:
@@ -63,10 +76,13 @@ class Resolution:
                 without = await self._fetched(missing)
         return await self._look(request, without=without or _NOT_AT_HAND)
 
-    async def _look(self, request: ResolveRequest, *, without: Refused | None) -> ResolveAnswer:
-        """`without`: what is said in the place of a secret that has to be fetched and could not be."""
+    async def _look(
+        self, request: ResolveRequest, *, without: Refused | None, vouched: Vouched | Refused | None = None
+    ) -> ResolveAnswer:
+        """`without`: what is said in the place of a secret that has to be fetched and could not be. `vouched`: what the
+        token of a workload proves, or why not."""
         async with self._store.read(PlatformScope(CrossTenantReason.RESOLVE)) as records:
-            answer = await self._answer(records, request, without)
+            answer = await self._answer(records, request, without, vouched)
             position = await records.outbox.position()
         return ResolveAnswer(
             answer=answer,
@@ -86,7 +102,13 @@ class Resolution:
             return _refused(refused)
         return None
 
-    async def _answer(self, records: Records, request: ResolveRequest, without: Refused | None) -> Answer:
+    async def _answer(
+        self,
+        records: Records,
+        request: ResolveRequest,
+        without: Refused | None,
+        vouched: Vouched | Refused | None,
+    ) -> Answer:
         match request.ask:
             case AskCaller(proxy_credential_sha256=sha256):
                 return await self._caller(records, sha256)
@@ -94,6 +116,8 @@ class Resolution:
                 return await self._policy(records, caller)
             case AskPlaceholder() as ask:
                 return await self._placeholder(records, ask, without)
+            case AskWorkload() as ask:
+                return vouched if isinstance(vouched, Refused) else await self._workloads.client(records, ask, vouched)
             case _:
                 assert_never(request.ask)
 
@@ -114,7 +138,7 @@ class Resolution:
         if caller.session is not None and not _is_of(session, caller, self._clock()):
             return _unauthenticated(RefusalCode.SESSION_NOT_FOUND)
         client = await records.clients.get(caller.client)
-        if client is None or not client.serves(caller.tenant):
+        if client is None or not client.acts_for(caller.tenant, caller.subject):
             return _unauthenticated(RefusalCode.TOKEN_INVALID)
         return await policy_for(records, caller, session.roles if session else (), self._clock())
 

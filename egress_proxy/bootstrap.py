@@ -11,10 +11,11 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -24,8 +25,10 @@ from egress_proxy.admin import Page, Pages, serve_pages
 from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import CertificateAuthority, LeafContexts, utc_now
 from egress_proxy.cache import Cache
+from egress_proxy.certificates import Certificates, Source
 from egress_proxy.config import Settings
 from egress_proxy.core.decision import Mode
+from egress_proxy.core.proofs import Accepted
 from egress_proxy.core.view import AskQuota
 from egress_proxy.hardening import forbid_core_dumps
 from egress_proxy.leaks import LeakWatch
@@ -36,7 +39,7 @@ from egress_proxy.probe import SwapProbe
 from egress_proxy.quotas import QuotaLink
 from egress_proxy.replies import ReplyTally
 from egress_proxy.resolver import ControlPlaneClient, Resolver, stay_registered
-from egress_proxy.server import Server, listener_context, open_socket
+from egress_proxy.server import Contexts, Server, listener_contexts, open_socket
 from egress_proxy.services import Services, Timeouts
 from egress_proxy.upstream import Upstreams, upstream_tls_context
 
@@ -149,7 +152,20 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     """Everything of one worker but its admin listener."""
     loop = asyncio.get_running_loop()
     counters = Counters()
-    ca = CertificateAuthority.load(cert_file=settings.ca_cert_file, key_file=settings.ca_key_file)
+    accepts = {Mode.FORWARD: settings.forward_identity, Mode.REVERSE: settings.reverse_identity}
+    certificates = Certificates(
+        _certificate_sources(
+            settings,
+            accepts,
+            use_contexts=lambda contexts: server.use(contexts),
+            use_ca=lambda ca: leaf_contexts.use(ca),
+            trust=lambda context: upstreams.trust(context),
+        ),
+        counters,
+        loop=loop,
+        clock=time.time,
+    )
+    ca = _interception_ca(settings)
     leaf_contexts = LeafContexts(ca, limit=settings.leaf_contexts, clock=utc_now)
     cache = Cache(limit=settings.cache_entries, monotonic=loop.time, clock=time.time)
     own = OwnListeners()
@@ -197,6 +213,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
             total=settings.total_timeout_seconds,
         ),
         path_credential_allowed=settings.reverse_path_credential,
+        accepts=accepts,
     )
     services.tally = tally = ReplyTally(
         loop=loop,
@@ -205,8 +222,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         new_id=services.request_ids.next,
         proxy_id=settings.client_id,
     )
-    context = listener_context(settings.listener_tls_cert_file, settings.listener_tls_key_file)
-    server = Server(services, upstreams, own, context=context)
+    server = Server(services, upstreams, own, contexts=_contexts(settings, accepts), on_tick=certificates.tick)
     probe = SwapProbe(leaf_contexts, counters, loop)
 
     def is_warm() -> bool:
@@ -221,6 +237,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         cache_entries=lambda: cache.entry_count,
         control_plane_silence_seconds=lambda: cache.silence_seconds,
         is_ready=is_warm,
+        certificates=lambda: certificates.seconds_left,
     )
     following = asyncio.create_task(resolver.run())
     reporting = asyncio.create_task(quota_link.run())
@@ -232,6 +249,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         yield server, _pages(counters, gauges, probe, is_warm)
     finally:
         server.close()
+        certificates.stop()
         tally.tell()
         audit.stop()
         with contextlib.suppress(TimeoutError):
@@ -244,6 +262,60 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         await asyncio.gather(following, registering, reporting, delivering, return_exceptions=True)
         await quota_link.give_everything_back()
         await client.close()
+
+
+def _certificate_sources(
+    settings: Settings,
+    accepts: Mapping[Mode, Accepted],
+    *,
+    use_contexts: Callable[[Contexts], None],
+    use_ca: Callable[[CertificateAuthority], None],
+    trust: Callable[[ssl.SSLContext], None],
+) -> list[Source]:
+    """Every certificate that is used, and what becomes of it when its files change."""
+
+    def source(name: str, files: Sequence[Path | None], **what: Any) -> Source:
+        there = tuple(file for file in files if file is not None)
+        keys = (settings.listener_tls_key_file, settings.ca_key_file)
+        return Source(name, there, tuple(file for file in there if file not in keys), **what)
+
+    def contexts() -> Contexts:
+        return _contexts(settings, accepts)
+
+    listener = (settings.listener_tls_cert_file, settings.listener_tls_key_file)
+    found = [
+        source("listener", listener, load=contexts, adopt=use_contexts, is_shown=True),
+        source("client_ca", settings.client_ca_files, load=contexts, adopt=use_contexts),
+        source(
+            "interception_ca",
+            (settings.ca_cert_file, settings.ca_key_file),
+            load=lambda: _interception_ca(settings),
+            adopt=use_ca,
+            is_shown=True,
+        ),
+        source(
+            "upstream_ca",
+            settings.upstream_ca_files,
+            load=lambda: upstream_tls_context(settings.upstream_ca_files),
+            adopt=trust,
+        ),
+        # Its connections are made anew all the time, and none outlives a restart: it is looked at alone.
+        source("control_plane_ca", (settings.control_plane_ca_file,), load=None, adopt=lambda _: None),
+    ]
+    return [each for each in found if each.files]
+
+
+def _contexts(settings: Settings, accepts: Mapping[Mode, Accepted]) -> Contexts:
+    return listener_contexts(
+        settings.listener_tls_cert_file,
+        settings.listener_tls_key_file,
+        client_ca_files=settings.client_ca_files,
+        accepts=accepts,
+    )
+
+
+def _interception_ca(settings: Settings) -> CertificateAuthority:
+    return CertificateAuthority.load(cert_file=settings.ca_cert_file, key_file=settings.ca_key_file)
 
 
 async def listen_admin(sock: socket.socket, pages: Pages, own: OwnListeners) -> asyncio.Server:

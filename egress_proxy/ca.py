@@ -177,16 +177,25 @@ class LeafContexts:
         minting = self._minting.get(host)
         if minting is None:
             loop = asyncio.get_running_loop()
-            minting = asyncio.ensure_future(loop.run_in_executor(None, self._mint, host))
+            ca = self._ca
+            minting = asyncio.ensure_future(loop.run_in_executor(None, self._mint, ca, host))
             self._minting[host] = minting
-            minting.add_done_callback(lambda done: self._minted(host, done))
+            minting.add_done_callback(lambda done: self._minted(ca, host, done))
         # Shielded: one client that leaves does not take the context from the others that wait for it.
         return await asyncio.shield(minting)
 
-    def _mint(self, host: str) -> ssl.SSLContext:
-        return self._ca.context(host, now=self._clock())
+    def use(self, ca: CertificateAuthority) -> None:
+        """From now on leaves are this CA's; connections that are open keep the ones they have."""
+        self._ca = ca
+        self._contexts.clear()
+        self._minting.clear()
 
-    def _minted(self, host: str, done: "asyncio.Future[ssl.SSLContext]") -> None:
+    def _mint(self, ca: CertificateAuthority, host: str) -> ssl.SSLContext:
+        return ca.context(host, now=self._clock())
+
+    def _minted(self, ca: CertificateAuthority, host: str, done: "asyncio.Future[ssl.SSLContext]") -> None:
+        if ca is not self._ca:
+            return
         self._minting.pop(host, None)
         if done.cancelled() or done.exception() is not None:
             return

@@ -11,9 +11,9 @@ Rules:
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from control_plane.contract.caller import Caller
+from control_plane.contract.caller import Caller, ClientId
 from control_plane.contract.destination import Endpoint
 from control_plane.contract.refusal import RefusalCode
 from control_plane.contract.secret import Secret
@@ -24,6 +24,7 @@ from control_plane.contract.wire import (
     AskCaller,
     AskPlaceholder,
     AskPolicy,
+    AskWorkload,
     BoundLimit,
     CallerFacts,
     Event,
@@ -31,10 +32,13 @@ from control_plane.contract.wire import (
     Refused,
     ResolveAnswer,
     ResolvedPlaceholder,
+    WorkloadFacts,
+    client_of,
+    issuer_of,
 )
 from egress_proxy.core.plan import PLAN_SECONDS
 from egress_proxy.core.quota import Quotas, Standing
-from egress_proxy.core.view import KnownCaller, Resolved
+from egress_proxy.core.view import KnownCaller, KnownWorkload, Resolved
 
 MAX_AGE_SECONDS: Final = 60.0
 SILENT_AGE_SECONDS: Final = 5.0
@@ -125,10 +129,11 @@ class Cache:
         self._monotonic = monotonic
         self._clock = clock
         self._callers: _Shelf[KnownCaller] = _Shelf(limit)
+        self._workloads: _Shelf[KnownWorkload] = _Shelf(limit)
         self._policies: _Shelf[Policy] = _Shelf(limit)
         self._placeholders: _Shelf[Resolved] = _Shelf(limit)
         self._noes: OrderedDict[Ask, tuple[Refused, float]] = OrderedDict()
-        self._patience: OrderedDict[Caller, float] = OrderedDict()
+        self._patience: OrderedDict[Caller | ClientId, float] = OrderedDict()
         self._recent: deque[Event] = deque(maxlen=REMEMBERED_EVENTS)
         self._heard_at: float | None = None
         self._tag_keys: tuple[bytes, ...] = ()
@@ -149,6 +154,7 @@ class Cache:
     @property
     def revision(self) -> int:
         removals = self._callers.removals + self._policies.removals + self._placeholders.removals
+        removals += self._workloads.removals
         return removals + self._rings + self._suspensions
 
     def caller(self, fingerprint: str) -> KnownCaller | Refused | None:
@@ -156,6 +162,12 @@ class Cache:
         if entry is not None and self._is_live(entry.taken_at, self._patience.get(entry.value.facts.caller, 0.0)):
             return entry.value
         return self._no(AskCaller(fingerprint))
+
+    def workload(self, fingerprint: str) -> KnownWorkload | Refused | None:
+        entry = self._workloads.get(fingerprint)
+        if entry is not None and self._is_live(entry.taken_at, self._patience.get(entry.value.facts.client, 0.0)):
+            return entry.value
+        return self._no(AskWorkload(fingerprint))
 
     def policy(self, caller: Caller) -> Policy | Refused | None:
         entry = self._policies.get(caller)
@@ -191,8 +203,12 @@ class Cache:
     # --- what it holds ------------------------------------------------------------------------------------------------
 
     @property
+    def _shelves(self) -> "tuple[_Shelf[Any], ...]":
+        return (self._callers, self._workloads, self._policies, self._placeholders)
+
+    @property
     def entry_count(self) -> int:
-        return len(self._callers) + len(self._policies) + len(self._placeholders)
+        return sum(len(shelf) for shelf in self._shelves)
 
     @property
     def silence_seconds(self) -> float:
@@ -201,7 +217,7 @@ class Cache:
 
     def drop(self) -> None:
         """Forget every answer."""
-        for shelf in (self._callers, self._policies, self._placeholders):
+        for shelf in self._shelves:
             shelf.clear()
         self._noes.clear()
         self.drops += 1
@@ -238,6 +254,8 @@ class Cache:
                 self._put_no(ask, answer)
             case AskCaller(proxy_credential_sha256=key), CallerFacts():
                 self._callers.put(key, _Entry(KnownCaller(answer, self._clock()), now, 0.0, tags))
+            case AskWorkload(proof_sha256=key), WorkloadFacts():
+                self._workloads.put(key, _Entry(KnownWorkload(answer, self._clock()), now, 0.0, tags))
             case AskPolicy(caller=caller), Policy():
                 self._policies.put(caller, _Entry(answer, now, 0.0, tags))
             case AskPlaceholder(placeholder_sha256=key), ResolvedPlaceholder(binding=binding):
@@ -282,7 +300,7 @@ class Cache:
     def _apply(self, event: Event) -> None:
         self._noes.clear()
         for tag in _touched_by(event):
-            for shelf in (self._callers, self._policies, self._placeholders):
+            for shelf in self._shelves:
                 shelf.remove_tagged(tag)
 
     def _is_outdated(self, as_of: int, answer: Answer, tags: frozenset[Tag]) -> bool:
@@ -297,6 +315,8 @@ class Cache:
         match ask:
             case AskCaller(proxy_credential_sha256=key):
                 self._callers.remove(key)
+            case AskWorkload(proof_sha256=key):
+                self._workloads.remove(key)
             case AskPolicy(caller=caller):
                 self._policies.remove(caller)
             case AskPlaceholder(placeholder_sha256=key, caller=caller):
@@ -306,6 +326,8 @@ class Cache:
                     self._placeholders.remove(key)
 
     def _put_no(self, ask: Ask, refused: Refused) -> None:
+        if isinstance(ask, AskWorkload):
+            ask = AskWorkload(ask.proof_sha256)  # an equal question, without the proof itself
         self._noes[ask] = (refused, self._monotonic())
         while len(self._noes) > MAX_NOES:
             self._noes.popitem(last=False)
@@ -313,7 +335,8 @@ class Cache:
     def _be_patient(self, caller: Caller, seconds: float) -> None:
         """A credential that may be stale for long is of no use to a caller who may not."""
         if seconds > SILENT_AGE_SECONDS:
-            self._patience[caller] = max(seconds, self._patience.get(caller, 0.0))
+            for who in (caller, caller.client):
+                self._patience[who] = max(seconds, self._patience.get(who, 0.0))
             while len(self._patience) > self._limit:
                 self._patience.popitem(last=False)
 
@@ -323,6 +346,12 @@ def _tags_of(ask: Ask, answer: Answer) -> Iterator[Tag]:
         case AskCaller(proxy_credential_sha256=fingerprint), CallerFacts(caller=caller):
             yield from (("proxy_credential", fingerprint), ("tenant", caller.tenant))
             yield from _session_tag(caller)
+        case _, WorkloadFacts(client=client, tenant=tenant, issuer=issuer):
+            yield ("proxy_credential", client_of(client))
+            if issuer:
+                yield ("proxy_credential", issuer_of(issuer))
+            if tenant is not None:
+                yield ("tenant", tenant)
         case _, Policy(caller=caller):
             yield from (("policy", caller.tenant), ("tenant", caller.tenant))
             yield from _session_tag(caller)

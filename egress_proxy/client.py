@@ -44,6 +44,7 @@ from egress_proxy.core.http1 import (
     parse_request_head,
 )
 from egress_proxy.core.plan import Plan
+from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, presented_certificate
 from egress_proxy.exchange import Exchange
 from egress_proxy.load import OVERLOADED, Load
 from egress_proxy.logs import place_of
@@ -104,6 +105,7 @@ class ClientConnection(asyncio.Protocol):
         "_is_done",
         "_is_paused",
         "_is_reading_heads",
+        "_is_retired",
         "_is_slow",
         "_lingers",
         "_listener_context",
@@ -130,7 +132,11 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, services: Services, mode: Mode, *, listener_context: ssl.SSLContext | None = None) -> None:
         self.services = services
-        self._facts = Connection(mode=mode, path_credential_allowed=services.path_credential_allowed)
+        self._facts = Connection(
+            mode=mode,
+            accepts=services.accepts.get(mode, BY_PROXY_CREDENTIAL),
+            path_credential_allowed=services.path_credential_allowed,
+        )
         self._listener_context = listener_context
         self._transport: asyncio.Transport | None = None
         self._listener_tls: TlsLayer | None = None
@@ -162,6 +168,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_busy = False
         self._is_done = False
         self._is_reading_heads = False
+        self._is_retired = False
         self._is_paused = False
         self._is_slow = False
         self._lingers = False
@@ -170,7 +177,18 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_draining(self) -> bool:
-        return self.services.is_draining
+        """Whether the reply under way is the last."""
+        return self._is_retired or self.services.is_draining
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether a client certificate stands for its caller."""
+        return self._facts.certificate is not None
+
+    def retire(self) -> None:
+        """What it was opened on has changed: it ends as in a drain."""
+        self._is_retired = True
+        self.drain()
 
     # --- what the transport calls -------------------------------------------------------------------------------------
 
@@ -189,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
                 lower=transport,
                 context=self._listener_context,
                 server_hostname=None,
-                on_established=_nothing,
+                on_established=self._listener_established,
                 on_data=self._below_listener_tls,
                 on_end=self._client_ended,
                 on_failure=self._tls_failed,
@@ -235,6 +253,12 @@ class ClientConnection(asyncio.Protocol):
             self._next()
 
     # --- before the first request -------------------------------------------------------------------------------------
+
+    def _listener_established(self) -> None:
+        assert self._listener_tls is not None
+        der = self._listener_tls.peer_certificate
+        if der is not None:
+            self._facts = replace(self._facts, certificate=presented_certificate(der))
 
     def _below_listener_tls(self, data: bytes) -> None:
         self._stage(data)
@@ -706,7 +730,8 @@ class ClientConnection(asyncio.Protocol):
     def _open_tunnel(self, tunnel: Tunnel, context: ssl.SSLContext | None) -> None:
         self.services.counters.tunnels += 1
         self.write(TUNNEL_OPEN)
-        self._facts = replace(self._facts, proxy_credential=tunnel.proxy_credential, tunnel=tunnel.endpoint)
+        proof = tunnel.proof
+        self._facts = replace(self._facts, proxy_credential=proof.credential, token=proof.token, tunnel=tunnel.endpoint)
         self._prepared = None  # made of other facts
         self._tunnel_context = context if tunnel.unopened is None else None
         self._unopened = tunnel.unopened
@@ -935,7 +960,7 @@ class ClientConnection(asyncio.Protocol):
     def _become_ready(self) -> None:
         self._is_busy = False
         self._since = self.services.loop.time()
-        if self.services.is_draining:
+        if self.is_draining:
             self._close()
             return
         if self._is_paused:
@@ -1044,10 +1069,6 @@ class ClientConnection(asyncio.Protocol):
     def hung_up(self) -> None:
         """The client left while it was not being read."""
         self._client_ended(False)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _nothing_more(_data: bytes) -> None:

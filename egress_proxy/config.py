@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from control_plane.contract.settings import PROXY_PREFIX, refuse_unknown_settings
+from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, Accepted, asks_for_certificates, parse_accepted
 from egress_proxy.listen import ListenAddress, parse_listen
 
 PREFIX: Final = PROXY_PREFIX
@@ -46,6 +47,11 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _accepted(value: object) -> object:
+    return parse_accepted(value) if isinstance(value, str) else value
+
+
+Identity = Annotated[Accepted, BeforeValidator(_accepted), NoDecode]
 Listen = Annotated[ListenAddress, BeforeValidator(_listen), NoDecode]
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_paths), NoDecode]
 Seconds = Annotated[float, Field(gt=0)]
@@ -67,6 +73,11 @@ class Settings(BaseSettings):
     admin_listen: Listen = ListenAddress("127.0.0.1", 8473)
     listener_tls_cert_file: Path | None = None
     listener_tls_key_file: Path | None = None
+    forward_identity: Identity = BY_PROXY_CREDENTIAL
+    """By what callers of the forward listener are proven: `core.proofs`."""
+    reverse_identity: Identity = BY_PROXY_CREDENTIAL
+    client_ca_files: Paths = ()
+    """What vouches for client certificates."""
     plaintext_listener: PlaintextListener = PlaintextListener.REFUSED
     reverse_path_credential: bool = False
     """Accept `/~<proxy credential>/…` on the reverse listener."""
@@ -101,6 +112,22 @@ class Settings(BaseSettings):
     audit_spool_events: Annotated[int, Field(ge=1)] = 100_000
     audit_mode: AuditMode = AuditMode.STRICT
     log_level: str = "info"
+
+    @model_validator(mode="after")
+    def _certificates_can_be_verified(self) -> Self:
+        wanted = [name for name in ("forward", "reverse") if asks_for_certificates(getattr(self, f"{name}_identity"))]
+        for name in wanted:
+            if not self.listener_tls_cert_file or not self.client_ca_files:
+                raise ValueError(
+                    f"{PREFIX}{name.upper()}_IDENTITY asks for client certificates: set {PREFIX}CLIENT_CA_FILES and "
+                    f"{PREFIX}LISTENER_TLS_CERT_FILE with {PREFIX}LISTENER_TLS_KEY_FILE"
+                )
+        if self.client_ca_files and not wanted:
+            raise ValueError(
+                f"{PREFIX}CLIENT_CA_FILES is set and no listener asks for client certificates: name mtls in "
+                f"{PREFIX}FORWARD_IDENTITY or {PREFIX}REVERSE_IDENTITY, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _listeners_are_private_or_encrypted(self) -> Self:

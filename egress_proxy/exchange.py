@@ -385,7 +385,7 @@ class Exchange:
         # A body without a length goes on in chunks, so that the client can tell its end from a cut.
         to_client = Framing.CHUNKED if head.framing is Framing.UNTIL_CLOSE else head.framing
         # The rest of a body that the upstream no longer wants cannot be told from a next request.
-        self.closes_client = self.closes_client or self.wants_body or self._services.is_draining
+        self.closes_client = self.closes_client or self.wants_body or self._client.is_draining
         if known is not None and not self.closes_client:
             rendered = known.rendered
         else:

@@ -5,11 +5,14 @@ anything a tenant, a client or an upstream chose: codes, modes and outcomes come
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+CERTIFICATE_SECONDS: Final = "certificate_ends_in_seconds"
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class Counters:
     """By outcome: answered, refused, failed."""
     cache_drops: int = 0
     swap_probes_failed: int = 0
+    certificate_reloads: Counter[str] = field(default_factory=Counter)
+    """By outcome: adopted, refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Gauges:
     cache_entries: Callable[[], int]
     control_plane_silence_seconds: Callable[[], float]
     is_ready: Callable[[], bool]
+    certificates: Callable[[], Sequence[tuple[str, int, float]]] = tuple
+    """(source, number, seconds until it ends)."""
 
 
 class _Collector:
@@ -79,6 +86,7 @@ class _Collector:
         ):
             yield CounterMetricFamily(f"coatcheck_proxy_{name}", help_text, value=number)
         yield _by_label("refusals", "Requests refused", "code", c.refusals)
+        yield _by_label("certificate_reloads", "Changed certificate files read", "outcome", c.certificate_reloads)
         yield _by_label("resolves", "Questions to the control plane", "outcome", c.resolves)
         yield _by_label("replies", "Replies passed on", "class", {f"{k}xx": n for k, n in enumerate(c.replies) if n})
         for name, help_text, level in (
@@ -95,6 +103,18 @@ class _Collector:
             ("ready", "Whether this worker would answer /readyz with 200", float(g.is_ready())),
         ):
             yield GaugeMetricFamily(f"coatcheck_proxy_{name}", help_text, value=level)
+        yield _certificates(g.certificates())
+
+
+def _certificates(seconds_left: Sequence[tuple[str, int, float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        f"coatcheck_proxy_{CERTIFICATE_SECONDS}",
+        "Until a certificate ends; negative once it has",
+        labels=["source", "number"],
+    )
+    for source, number, seconds in seconds_left:
+        family.add_metric([source, str(number)], round(seconds))
+    return family
 
 
 def render_metrics(counters: Counters, gauges: Gauges) -> bytes:

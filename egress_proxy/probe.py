@@ -26,7 +26,7 @@ from egress_proxy.client import ClientConnection
 from egress_proxy.config import AuditMode
 from egress_proxy.core.decision import Mode
 from egress_proxy.core.quota import Quotas, Standing
-from egress_proxy.core.view import AskQuota, KnownCaller, Resolved
+from egress_proxy.core.view import AskQuota, KnownCaller, KnownWorkload, Resolved
 from egress_proxy.leaks import LeakWatch
 from egress_proxy.load import Loads
 from egress_proxy.metrics import Counters
@@ -173,6 +173,9 @@ class SyntheticView:
 
     def caller(self, key: str) -> KnownCaller | Refused | None:
         return self._caller if key == fingerprint(self._proxy_credential) else None
+
+    def workload(self, _key: str) -> KnownWorkload | Refused | None:
+        return None  # its caller brings a proxy credential
 
     def policy(self, caller: Caller) -> Policy | Refused | None:
         return self._policy if caller == self._policy.caller else None

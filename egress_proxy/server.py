@@ -8,6 +8,7 @@ import asyncio
 import select
 import socket
 import ssl
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from egress_proxy.addresses import OwnListeners
 from egress_proxy.ca import harden_server_context
 from egress_proxy.client import ClientConnection
 from egress_proxy.core.decision import Mode
+from egress_proxy.core.proofs import Accepted, asks_for_certificates, demands_certificates
 from egress_proxy.exchange import Exchange
 from egress_proxy.listen import ListenAddress
 from egress_proxy.services import Services
@@ -45,26 +47,46 @@ def open_socket(address: ListenAddress, *, is_shared: bool) -> socket.socket:
     return sock
 
 
-def listener_context(cert_file: Path | None, key_file: Path | None) -> ssl.SSLContext | None:
-    """For listeners that other machines reach."""
+Contexts = Mapping[Mode, ssl.SSLContext]
+"""A listener without one speaks no TLS."""
+
+
+def listener_contexts(
+    cert_file: Path | None, key_file: Path | None, *, client_ca_files: Sequence[Path], accepts: Mapping[Mode, Accepted]
+) -> Contexts:
+    """For listeners that other machines reach. Raises `OSError` (`ssl.SSLError` is one) for files that are no good."""
     if cert_file is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    harden_server_context(context)
-    context.load_cert_chain(cert_file, key_file)
-    return context
+        return {}
+    contexts = {}
+    for mode, accepted in accepts.items():
+        contexts[mode] = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        harden_server_context(context)
+        context.load_cert_chain(cert_file, key_file)
+        if asks_for_certificates(accepted):
+            # RFC 8446 §4.3.2. OpenSSL verifies the chain, and that the certificate is one for clients.
+            context.verify_mode = ssl.CERT_REQUIRED if demands_certificates(accepted) else ssl.CERT_OPTIONAL
+            for file in client_ca_files:
+                context.load_verify_locations(cafile=file)
+    return contexts
 
 
 class Server:
     """Accepts clients of both modes, and sees to it that each of them ends."""
 
     def __init__(
-        self, services: Services, upstreams: Upstreams, own: OwnListeners, *, context: ssl.SSLContext | None
+        self,
+        services: Services,
+        upstreams: Upstreams,
+        own: OwnListeners,
+        *,
+        contexts: Contexts,
+        on_tick: Callable[[float], None] = lambda _now: None,
     ) -> None:
         self._services = services
         self._upstreams = upstreams
         self.own = own
-        self._context = context
+        self._contexts = contexts
+        self._on_tick = on_tick
         self._listeners: list[asyncio.Server] = []
         self._tick_timer: asyncio.TimerHandle | None = None
         self._rechecks: set[asyncio.Task[None]] = set()
@@ -74,12 +96,21 @@ class Server:
         host, port = sock.getsockname()[:2]
         self.own.add(host, port)
         listener = await self._services.loop.create_server(
-            lambda: ClientConnection(self._services, mode, listener_context=self._context), sock=sock, backlog=BACKLOG
+            lambda: ClientConnection(self._services, mode, listener_context=self._contexts.get(mode)),
+            sock=sock,
+            backlog=BACKLOG,
         )
         self._listeners.append(listener)
         if self._tick_timer is None:
             self._tick()
         return int(port)
+
+    def use(self, contexts: Contexts) -> None:
+        """For connections from now on. Whom a client certificate proves comes again, to be verified by these CAs."""
+        self._contexts = contexts
+        for client in list(self._services.clients):
+            if client.is_certified:
+                client.retire()
 
     async def drain(self, grace_seconds: float) -> None:
         """No new connections, idle ones closed, the rest let finish up to the grace, then cut."""
@@ -112,18 +143,21 @@ class Server:
     def cut_revoked(self, event: Event) -> None:
         """End every exchange whose authority this event takes away."""
         if event.kind == "policy":  # a rule was taken back: which exchanges went by it, deciding again shows
-            self.recheck(tenant=event.tenant)
+            self._recheck([each for each in self._services.exchanges if each.forward.caller.tenant == event.tenant])
             return
+        if event.kind == "proxy_credential":  # a client or an issuer changed: whether it still proves the caller
+            self._recheck([each for each in self._services.exchanges if event.id in each.forward.proof.vouchers])
         refusal = Refusal(RefusalCode.REVOKED_PLACEHOLDER, "What this request was allowed by has been revoked.")
         for exchange in [each for each in self._services.exchanges if is_touched(each, event)]:
             self._services.counters.streams_cut += 1
             exchange.cut(refusal)
 
-    def recheck(self, *, tenant: str | None = None) -> None:
-        """Decide again on whatever is under way (of this tenant): what allowed it may have been taken back."""
-        for exchange in list(self._services.exchanges):
-            if tenant not in (None, exchange.forward.caller.tenant):
-                continue
+    def recheck(self) -> None:
+        """Decide again on whatever is under way: what allowed it may have been taken back."""
+        self._recheck(self._services.exchanges)
+
+    def _recheck(self, exchanges: list[Exchange]) -> None:
+        for exchange in exchanges:
             task = asyncio.ensure_future(exchange.recheck())
             self._rechecks.add(task)
             task.add_done_callback(self._rechecks.discard)
@@ -138,6 +172,7 @@ class Server:
             except Exception as error:  # border: one connection's trouble is not the others'
                 client.internal_error(error)
         self._upstreams.tick(now)
+        self._on_tick(now)
         self._notice_hang_ups()
 
     def _notice_hang_ups(self) -> None:
@@ -171,6 +206,7 @@ def is_touched(exchange: Exchange, event: Event) -> bool:
         case "tenant":
             return caller.tenant == (event.tenant or event.id)
         case "proxy_credential":
-            return forward.proxy_credential.fingerprint == event.id
+            credential = forward.proof.credential
+            return credential is not None and event.id == credential.fingerprint
         case "policy" | "tag_keys" | "heartbeat":
             return False

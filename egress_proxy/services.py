@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +10,8 @@ from control_plane.contract.destination import Endpoint
 from control_plane.contract.wire import Ask
 from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import LeafContexts
+from egress_proxy.core.decision import Mode
+from egress_proxy.core.proofs import Accepted
 from egress_proxy.core.quota import Quotas
 from egress_proxy.core.view import AskQuota, CacheView
 from egress_proxy.leaks import LeakWatch
@@ -83,6 +85,8 @@ class Services:
     """Of replies to credentials that are being rotated."""
     timeouts: Timeouts = Timeouts()
     path_credential_allowed: bool = False
+    accepts: Mapping[Mode, Accepted] = field(default_factory=dict)
+    """By what callers may be proven at the listeners of a mode; where it says nothing, by a proxy credential."""
     request_ids: RequestIds = field(default_factory=RequestIds)
     clients: "set[ClientConnection]" = field(default_factory=set)
     is_draining: bool = False

@@ -102,6 +102,11 @@ class TlsLayer:
         """What a later handshake of the same context may go on with."""
         return self._object.session
 
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """The other end's, as DER, where it was asked for one: its chain is verified, or the handshake has failed."""
+        return self._object.getpeercert(binary_form=True)
+
     def start(self) -> None:
         """The client's side speaks first."""
         self._advance()

@@ -134,6 +134,11 @@ class UpstreamConnection(asyncio.Protocol):
         session = self._tls.session if self._tls is not None else None
         return (self._tls.context, session) if self._tls is not None and session is not None else None
 
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """By what its peer was verified; None where there is no TLS."""
+        return self._tls.context if self._tls is not None else None
+
     def _session_of(self, context: ssl.SSLContext) -> ssl.SSLSession | None:
         known = self.lane.session
         return known[1] if known is not None and known[0] is context else None
@@ -341,7 +346,11 @@ class Upstreams:
         """After a reply that was read to its end. Pools it, or closes it where it could be anything but idle."""
         connection.reader = None
         idle = connection.lane.idle.get(connection.address)
-        if not connection.is_reusable or (idle is not None and len(idle) >= self._per_key):
+        if (
+            not connection.is_reusable
+            or not self._is_trusted_still(connection)
+            or (idle is not None and len(idle) >= self._per_key)
+        ):
             connection.close()
             return
         connection.idle_since = self._loop.time()
@@ -351,6 +360,21 @@ class Upstreams:
             connection.lane.idle[connection.address] = [connection]
         else:
             idle.append(connection)
+
+    def trust(self, context: ssl.SSLContext) -> None:
+        """Other CAs from now on: nothing that was verified by the old ones carries another request."""
+        self._context = context
+        for lane in list(self._lanes.values()):
+            if lane.ca_pem is not None:
+                continue
+            lane.session = None
+            for connection in [each for idle in lane.idle.values() for each in idle]:
+                connection.close()
+            lane.idle.clear()
+
+    def _is_trusted_still(self, connection: UpstreamConnection) -> bool:
+        own = connection.lane.ca_pem is not None
+        return own or connection.tls_context is None or connection.tls_context is self._context
 
     def tick(self, now: float) -> None:
         """Close what idled too long. Called now and then."""

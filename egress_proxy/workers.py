@@ -36,6 +36,7 @@ from egress_proxy.config import Settings
 from egress_proxy.hardening import forbid_core_dumps
 from egress_proxy.listen import ListenAddress
 from egress_proxy.logs import log_loop_errors, log_to_stderr
+from egress_proxy.metrics import CERTIFICATE_SECONDS
 from egress_proxy.server import open_socket
 
 RESTART_SECONDS: Final = 1.0
@@ -197,7 +198,11 @@ def summed(texts: list[str]) -> str:
                 heads.setdefault(
                     sample.name, f"# HELP {sample.name} {family.documentation}\n# TYPE {sample.name} {family.type}\n"
                 )
-                totals[sample.name, tuple(sorted(sample.labels.items()))] += sample.value
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                if sample.name.endswith(CERTIFICATE_SECONDS):  # the same certificate in each
+                    totals[key] = min(totals.get(key, sample.value), sample.value)
+                else:
+                    totals[key] += sample.value
     lines, shown = [], set()
     for (name, labels), value in sorted(totals.items()):
         if name not in shown:

@@ -138,6 +138,7 @@ class AdminApi:
             tenant=TenantId(body.tenant) if body.tenant is not None else None,
             scopes=tuple(body.scopes),
             proofs=body.proofs,
+            subject=SubjectId(body.subject) if body.subject is not None else None,
         )
         with_secret = body.proofs.is_empty if body.secret is None else body.secret
         client, secret = await self.registry.add_client(new, with_secret=with_secret, by=actor(request))

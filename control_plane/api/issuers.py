@@ -33,7 +33,7 @@ class IssuerIn(_Incoming):
     preset: Annotated[str, StringConstraints(max_length=40)] | None = None
     issuer: _Url | None = None
     identified_by: Literal["iss", "trust_domain"] | None = None
-    uses: Annotated[list[Literal["session", "client", "admin"]], Field(min_length=1, max_length=3)]
+    uses: Annotated[list[Literal["session", "client", "proxy", "admin"]], Field(min_length=1, max_length=4)]
     audiences: Annotated[list[_Short], Field(min_length=1, max_length=MAX_ITEMS)] | None = None
     """None: this control plane's own issuer URL."""
     other_audiences: _OrIgnore | None = None
@@ -74,7 +74,7 @@ class IssuerIn(_Incoming):
 
 class IssuerTestIn(_Incoming):
     token: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TOKEN_BYTES)]
-    use: Literal["session", "client", "admin"]
+    use: Literal["session", "client", "proxy", "admin"]
 
 
 class IssuerOut(_Outgoing):

@@ -447,6 +447,8 @@ class ClientIn(_Incoming):
     kind: Literal["runtime", "egress_proxy", "operator"]
     tenant: TenantName | None = None
     scopes: Annotated[list[Literal["subject:assert"]], Field(max_length=MAX_ITEMS)] = []
+    subject: Printable | None = None
+    """The one subject that it acts for: then its own token or certificate says all that a proxy has to know."""
     proofs: ProofsField = NO_PROOFS
     secret: bool | None = None
     """Whether it gets a secret. None: exactly where it has no other proof."""
@@ -778,6 +780,7 @@ class ClientOut(_Outgoing):
     kind: str
     tenant: str | None
     scopes: list[str]
+    subject: str | None
     source: str
     created_at: float
     proven_by: list[str]
@@ -1118,6 +1121,7 @@ def _client_fields(client: Client) -> dict[str, Any]:
         "kind": client.kind.value,
         "tenant": client.tenant,
         "scopes": list(client.scopes),
+        "subject": client.subject,
         "source": client.source.value,
         "created_at": client.created_at,
         "proven_by": list(client.proven_by),

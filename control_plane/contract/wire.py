@@ -18,7 +18,15 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from control_plane.contract.caller import Caller, CredentialId, GrantId, PlaceholderId
+from control_plane.contract.caller import (
+    Caller,
+    ClientId,
+    CredentialId,
+    GrantId,
+    PlaceholderId,
+    SubjectId,
+    TenantId,
+)
 from control_plane.contract.destination import AllowRule, Destination, Endpoint
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.placement import Placement
@@ -63,7 +71,23 @@ class AskPlaceholder:
     kind: Literal["placeholder"] = "placeholder"
 
 
-Ask = AskCaller | AskPolicy | AskPlaceholder
+@dataclass(frozen=True, slots=True)
+class AskWorkload:
+    """Which registered client is the workload that proved itself by this? Either a token is there or a certificate.
+
+    Two questions about one proof are equal, and what shows or remembers a question has no use for the proof itself.
+    """
+
+    proof_sha256: str
+    """Of the token's text, or of the certificate's DER, in hex."""
+    token: str = field(default="", compare=False, repr=False)
+    """A JWT for the audience of proxies. The asker has checked nothing of it."""
+    certificate: str = field(default="", compare=False, repr=False)
+    """DER in base64. The asker has checked its chain, and that the other end holds its key."""
+    kind: Literal["workload"] = "workload"
+
+
+Ask = AskCaller | AskPolicy | AskPlaceholder | AskWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +107,22 @@ class CallerFacts:
     caller: Caller
     expires_at: float
     kind: Literal["caller"] = "caller"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFacts:
+    """The registered client that a workload is. By itself it is a caller only where the client has one subject."""
+
+    client: ClientId
+    expires_at: float
+    """Unix seconds: when the token, or the certificate, is over."""
+    tenant: TenantId | None = None
+    """None: the client serves every tenant."""
+    subject: SubjectId | None = None
+    """The one that the client acts for, and then `tenant` is there too. None: it acts for several."""
+    issuer: str = ""
+    """The trusted issuer that vouched for it, by name. Empty: a certificate."""
+    kind: Literal["workload"] = "workload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +223,7 @@ class Refused:
     kind: Literal["refused"] = "refused"
 
 
-Answer = CallerFacts | Policy | ResolvedPlaceholder | Refused
+Answer = CallerFacts | WorkloadFacts | Policy | ResolvedPlaceholder | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +254,8 @@ class Event:
     """One change, pushed from the outbox. Holds ids only.
 
     `placeholder`, `session`, `grant`, `credential` say which cached answers it touches; `policy` touches the policies
-    (and, when the tenant itself is gone, everything) of its tenant; `proxy_credential` a cached caller (its SHA-256);
-    `tag_keys` the ring; `heartbeat` nothing.
+    (and, when the tenant itself is gone, everything) of its tenant; `proxy_credential` a cached caller (its SHA-256) or
+    workload (`client_of`, `issuer_of`); `tag_keys` the ring; `heartbeat` nothing.
     """
 
     sequence: int
@@ -227,6 +267,17 @@ class Event:
     id: str = ""
     revoked: bool = False
     """True cuts open streams within 5 s; False (a rotation, a new rule) lets them finish."""
+
+
+def client_of(client: str) -> str:
+    """The id in an event of kind `proxy_credential` about every proof of a client. A proxy of contract N-1, which knows
+    no such proofs, finds nothing by it."""
+    return f"client:{client}"
+
+
+def issuer_of(issuer: str) -> str:
+    """The same, about every workload that a trusted issuer vouched for."""
+    return f"issuer:{issuer}"
 
 
 # --- audit -----------------------------------------------------------------------------------------------------------
@@ -332,8 +383,8 @@ QUOTA_ANSWER: Final = TypeAdapter(QuotaAnswer)
 UNDERSTOOD: Final = frozenset(
     name
     for message in (
-        *(ResolveRequest, AskCaller, AskPolicy, AskPlaceholder, Caller, Endpoint),
-        *(ResolveAnswer, CallerFacts, Policy, Route, ResolvedPlaceholder, Binding, Refused),
+        *(ResolveRequest, AskCaller, AskPolicy, AskPlaceholder, AskWorkload, Caller, Endpoint),
+        *(ResolveAnswer, CallerFacts, WorkloadFacts, Policy, Route, ResolvedPlaceholder, Binding, Refused),
         *(Destination, GrantScope, AllowRule, BoundLimit),
         *(QuotaRequest, QuotaEntry, QuotaAnswer, QuotaGrant),
     )

@@ -39,7 +39,7 @@ class PeerCertificate:
         thumbprint = name_of("x5t#S256", fingerprint(self.leaf))
         if self.anchor is None or self.anchor == self.leaf or fingerprint(self.anchor) not in authorities:
             return (thumbprint,)
-        return (thumbprint, *_names_in(self.leaf))
+        return (thumbprint, *names_in(self.leaf))
 
 
 def name_of(kind: str, value: str) -> str:
@@ -76,7 +76,16 @@ def read_self_signed(pem: str) -> SelfSigned:
     )
 
 
-def _names_in(der: bytes) -> tuple[str, ...]:
+def end_of(der: bytes) -> float:
+    """Unix seconds. Raises `InvalidCertificateError`."""
+    try:
+        return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
+    except ValueError:
+        raise InvalidCertificateError("it is no certificate in DER form") from None
+
+
+def names_in(der: bytes) -> tuple[str, ...]:
+    """The names in a certificate whose chain was verified: of any other they say nothing."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         subject = certificate.subject.rfc4514_string()

@@ -47,6 +47,8 @@ class Use(StrEnum):
     """A workload's proof that it is a registered client."""
     ADMIN = "admin"
     """The administrators' API."""
+    PROXY = "proxy"
+    """A workload's proof, towards an egress proxy, that it is a registered client."""
 
 
 class IdentifiedBy(StrEnum):
@@ -163,7 +165,9 @@ def precheck(token: UnverifiedToken, issuer: TrustedIssuer, *, use: Use, audienc
     check_header(token.header, algorithms=issuer.algorithms, token_types=issuer.token_types)
     # (3) From whom, for whom, and when.
     _check_issuer(token, issuer)
-    check_audience(token.payload, audiences, others=issuer.other_audiences)
+    # Whoever else a token is for could show it to a proxy, and a proxy has no second proof to ask for.
+    others = Others.REFUSE if use is Use.PROXY else issuer.other_audiences
+    check_audience(token.payload, audiences, others=others)
     check_times(token.payload, now=now, max_lifetime_seconds=issuer.max_lifetime_seconds)
 
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from control_plane.contract.caller import (
     Caller,
@@ -65,9 +65,14 @@ class Client:
     created_at: float
     proofs: ClientProofs = NO_PROOFS
     """How it proves itself beside a secret."""
+    subject: SubjectId | None = None
+    """The one subject that it acts for, in its one tenant. None: it acts for whoever's session it holds."""
 
     def serves(self, tenant: TenantId) -> bool:
         return self.tenant is None or self.tenant == tenant
+
+    def acts_for(self, tenant: TenantId, subject: SubjectId) -> bool:
+        return self.serves(tenant) and self.subject in (None, subject)
 
     @property
     def proven_by(self) -> tuple[str, ...]:
@@ -409,6 +414,10 @@ class Change:
     tenant: TenantId
     id: str
     revoked: bool = False
+
+
+NO_TENANT: Final = TenantId("")
+"""Of a change that is no tenant's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def check_audience(payload: Mapping[str, Any], audiences: Sequence[str], *, othe
     named_in_token = [found] if isinstance(found, str) else found
     if not isinstance(named_in_token, list) or not all(isinstance(each, str) for each in named_in_token):
         raise InvalidTokenError("aud: missing, or not text")
-    if PROXY_AUDIENCE in named_in_token:
+    if PROXY_AUDIENCE in named_in_token and PROXY_AUDIENCE not in audiences:
         raise InvalidTokenError("aud: the token is for the egress proxy")
     if not set(named_in_token) & set(audiences):
         raise InvalidTokenError("aud: the token is for somebody else")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from control_plane.contract.admission import Handling, admit_bare, admit_swap, admit_tunnel
 from control_plane.contract.caller import Caller
@@ -50,9 +50,20 @@ from control_plane.contract.wire import (
     Policy,
     Refused,
     Route,
+    WorkloadFacts,
+    client_of,
+    issuer_of,
 )
 from egress_proxy.core.fields import MAX_MARKS, Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
+from egress_proxy.core.proofs import (
+    BY_PROXY_CREDENTIAL,
+    Accepted,
+    Presented,
+    ProofKind,
+    in_words,
+    presented_token,
+)
 from egress_proxy.core.quota import Standing
 from egress_proxy.core.substitution import (
     REFERRERS,
@@ -92,9 +103,26 @@ class Connection:
     tunnel: Endpoint | None = None
     """Set inside an intercepted CONNECT. Its TLS server name was checked at the handshake."""
     path_credential_allowed: bool = False
+    token: Presented | None = None
+    """A workload's, given with the CONNECT."""
+    certificate: Presented | None = None
+    """Of the TLS handshake with this listener."""
+    accepts: Accepted = BY_PROXY_CREDENTIAL
+    """By what its listener lets a caller be proven."""
 
 
 # What a decision is made of is built for every request, and so not frozen: freezing doubles what building costs.
+
+
+@dataclass(slots=True)
+class Proof:
+    """What proved a caller."""
+
+    credential: GenuineToken | None
+    token: Presented | None = None
+    """A workload's."""
+    vouchers: frozenset[str] = frozenset()
+    """Ids in events that touch what vouches for the workload: its client, and who issued its token."""
 
 
 @dataclass(slots=True)
@@ -103,7 +131,7 @@ class Tunnel:
 
     caller: Caller
     endpoint: Endpoint
-    proxy_credential: GenuineToken
+    proof: Proof
     unopened: "Forward | None" = None
     """What is carried on where nothing is looked at."""
 
@@ -113,8 +141,7 @@ class Forward:
     """A request that may go. Empty `swaps`: it goes without a credential."""
 
     caller: Caller
-    proxy_credential: GenuineToken
-    """What proved the caller."""
+    proof: Proof
     endpoint: Endpoint
     handling: Handling
     target: bytes
@@ -192,18 +219,18 @@ def decide_connect(head: RequestHead, connection: Connection, view: CacheView, n
             _refuse(RefusalCode.MISDIRECTED_REQUEST, "The CONNECT target and the Host field name different places.")
 
         # (3) Who is asking?
-        credential, known = _identify(head, connection, view, now, path_credential=None)
+        proof, known = _identify(head, connection, view, now, path_credential=None)
         facts.caller = known.caller
 
         # (4) Default deny.
         policy = _policy(known.caller, view)
         rule = admit_tunnel(policy, endpoint)
         if rule is None:
-            return Tunnel(known.caller, endpoint, credential)
+            return Tunnel(known.caller, endpoint, proof)
         handling = Handling(allow_private=rule.allow_private)
         until = known.expires_at
-        unopened = Forward(known.caller, credential, endpoint, handling, b"", head, (), (), None, until)
-        return Tunnel(known.caller, endpoint, credential, unopened)
+        unopened = Forward(known.caller, proof, endpoint, handling, b"", head, (), (), None, until)
+        return Tunnel(known.caller, endpoint, proof, unopened)
     except _AskFirst as question:
         return Resolve(question.ask)
     except RefusedError as refused:
@@ -434,30 +461,97 @@ def _reverse_route(target: bytes, policy: Policy) -> tuple[Route, bytes]:
 
 # --- (3), (4): for whom ----------------------------------------------------------------------------------------------
 
-_RENEW: Final = "Exchange or renew, and use the proxy_credential of the answer."
+_RENEW: Final = "Exchange or renew, and use the proxy_credential of the answer; or a fresh workload token."
 
 
 def _identify(
     head: RequestHead, connection: Connection, view: CacheView, now: float, *, path_credential: GenuineToken | None
-) -> tuple[GenuineToken, CallerFacts]:
+) -> tuple[Proof, CallerFacts]:
     """The caller, from every proof that the connection and the request give; they must agree."""
-    proofs = [connection.proxy_credential, path_credential, *_header_credentials(head, connection, view)]
-    given = [proof for proof in proofs if proof is not None]
-    if not given:
-        if connection.mode is Mode.FORWARD:
+    # (1) Every proof there is, and enough of them for this listener.
+    header_credential, header_token = _header_proofs(head, connection, view)
+    credential = _the_only(connection.proxy_credential, path_credential, header_credential)
+    token, certificate = _the_only(connection.token, header_token), connection.certificate
+    _require_enough(connection, credential, token, certificate)
+    # (2) The client that a workload is, by each of its own proofs.
+    if token is None and certificate is None:
+        assert credential is not None
+        return Proof(credential), _caller_of(credential, connection, view, now)
+    facts = [_client_of(each, connection, view, now) for each in (certificate, token) if each is not None]
+    workload = facts[0]
+    if any(other.client != workload.client for other in facts[1:]):
+        _refuse(RefusalCode.CALLER_MISMATCH, "The client certificate and the token are two different clients'.")
+    vouchers = frozenset([client_of(workload.client), *(issuer_of(each.issuer) for each in facts if each.issuer)])
+    # (3) For whom it acts: the proxy credential says so, if it is this client's own, or the client has one subject.
+    if credential is not None:
+        known = _caller_of(credential, connection, view, now)
+        if not _is_own(known.caller, workload):
             _refuse(
-                RefusalCode.PROXY_AUTHENTICATION_REQUIRED,
-                "This listener needs a proxy credential.",
-                "Put the proxy_credential of an exchange into the proxy URL's password, or use 'coatcheck run'.",
+                RefusalCode.CALLER_MISMATCH,
+                "The proxy credential is of another client, tenant or subject than the workload that sends it.",
+                "Send the proxy_credential of this client's own exchange.",
             )
-        _refuse(
-            RefusalCode.TOKEN_REQUIRED,
-            "This listener needs a proxy credential.",
-            "Send the proxy_credential of an exchange as 'Proxy-Authorization: Bearer …'.",
+    elif workload.subject is not None and workload.tenant is not None:
+        known = CallerFacts(Caller(workload.client, workload.tenant, workload.subject, None), workload.expires_at)
+    else:
+        _refuse_missing(
+            connection,
+            "This client acts for several subjects, so that its own proof does not say for whom it asks.",
+            "Send the proxy_credential of the session, too.",
         )
-    credential = given[0]
-    if any(other.text != credential.text for other in given[1:]):
-        _refuse(RefusalCode.CALLER_MISMATCH, "The request carries a proxy credential other than its connection's.")
+    ends = min(known.expires_at, *(each.expires_at for each in facts))
+    return Proof(credential, token, vouchers), CallerFacts(known.caller, ends)
+
+
+T = TypeVar("T", GenuineToken, Presented)
+
+
+def _the_only(*given: T | None) -> T | None:
+    """What is given in several places must be one and the same."""
+    there = [each for each in given if each is not None]
+    if any(other != there[0] for other in there[1:]):
+        _refuse(RefusalCode.CALLER_MISMATCH, "The request carries another proof of its caller than its connection.")
+    return there[0] if there else None
+
+
+def _require_enough(
+    connection: Connection, credential: GenuineToken | None, token: Presented | None, certificate: Presented | None
+) -> None:
+    kinds = [
+        *([ProofKind.PROXY_CREDENTIAL] if credential is not None else []),
+        *([each.kind for each in (token, certificate) if each is not None]),
+    ]
+    if any(together.issubset(kinds) for together in connection.accepts):
+        return
+    if connection.accepts == BY_PROXY_CREDENTIAL:
+        hint = "Put the proxy_credential of an exchange into the proxy URL's password, or use 'coatcheck run'."
+        if connection.mode is Mode.REVERSE:
+            hint = "Send the proxy_credential of an exchange as 'Proxy-Authorization: Bearer …'."
+    else:
+        hint = (
+            "A workload token goes where a proxy credential does: 'Proxy-Authorization', or the proxy URL's password."
+        )
+    _refuse_missing(connection, f"This listener needs {in_words(connection.accepts)}.", hint)
+
+
+def _refuse_missing(connection: Connection, detail: str, hint: str) -> NoReturn:
+    is_forward = connection.mode is Mode.FORWARD
+    _refuse(
+        RefusalCode.PROXY_AUTHENTICATION_REQUIRED if is_forward else RefusalCode.TOKEN_REQUIRED,
+        detail,
+        hint,
+    )
+
+
+def _is_own(caller: Caller, workload: WorkloadFacts) -> bool:
+    return (
+        caller.client == workload.client
+        and workload.tenant in (None, caller.tenant)
+        and workload.subject in (None, caller.subject)
+    )
+
+
+def _caller_of(credential: GenuineToken, connection: Connection, view: CacheView, now: float) -> CallerFacts:
     known = view.caller(credential.fingerprint)
     if known is None:
         raise _AskFirst(AskCaller(credential.fingerprint))
@@ -467,29 +561,54 @@ def _identify(
         if now - known.asked_at > REASK_SECONDS:
             raise _AskFirst(AskCaller(credential.fingerprint))
         _refuse_credential(connection, RefusalCode.TOKEN_EXPIRED, RefusalCode.TOKEN_EXPIRED)
-    return credential, known.facts
+    return known.facts
 
 
-def _header_credentials(head: RequestHead, connection: Connection, view: CacheView) -> list[GenuineToken]:
+def _client_of(presented: Presented, connection: Connection, view: CacheView, now: float) -> WorkloadFacts:
+    known = view.workload(presented.fingerprint)
+    if known is None:
+        raise _AskFirst(presented.ask)
+    if isinstance(known, Refused):
+        _refuse_credential(connection, known.true_code or known.code, known.code)
+    if now >= known.facts.expires_at:
+        _refuse_credential(connection, RefusalCode.TOKEN_EXPIRED, RefusalCode.TOKEN_EXPIRED)
+    return known.facts
+
+
+def _header_proofs(
+    head: RequestHead, connection: Connection, view: CacheView
+) -> tuple[GenuineToken | None, Presented | None]:
+    """The proxy credential and the workload's token of `Proxy-Authorization`: one of them, or neither. As Basic they
+    are the password; beside a token the user name may be a proxy credential."""
     fields = [field.value for field in head.special if field.name == b"proxy-authorization"]
+    if not fields:
+        return None, None
     if len(fields) > 1:
         _refuse(RefusalCode.MALFORMED_REQUEST, "The request has more than one Proxy-Authorization field.")
-    tokens = []
-    for value in fields:
-        scheme, _, rest = value.partition(b" ")
-        text = rest.strip()
-        if scheme.lower() == b"basic":
-            user, _, password = (decode_basic(value) or b"").partition(b":")
-            text = password or user  # proxy URLs carry it as the password, some as a lone user name
-        token = _parse(text, view.tag_keys)
-        if scheme.lower() not in (b"basic", b"bearer") or token is None or token.kind is not TokenKind.PROXY_CREDENTIAL:
-            _refuse_credential(connection, RefusalCode.TOKEN_INVALID, RefusalCode.TOKEN_INVALID)
-        tokens.append(token)
-    return tokens
+    scheme, _, rest = fields[0].partition(b" ")
+    text, user = rest.strip(), b""
+    if scheme.lower() == b"basic":
+        user, _, password = (decode_basic(fields[0]) or b"").partition(b":")
+        text = password or user  # proxy URLs carry it as the password, some as a lone user name
+    elif scheme.lower() != b"bearer":
+        _refuse_credential(connection, RefusalCode.TOKEN_INVALID, RefusalCode.TOKEN_INVALID)
+    token = presented_token(text)
+    if token is None:
+        return _credential(text, connection, view), None
+    if not any(ProofKind.WORKLOAD_TOKEN in together for together in connection.accepts):
+        _refuse_credential(connection, RefusalCode.TOKEN_INVALID, RefusalCode.TOKEN_INVALID)
+    return _credential(user, connection, view) if has_marker(user) else None, token
+
+
+def _credential(text: bytes, connection: Connection, view: CacheView) -> GenuineToken:
+    token = _parse(text, view.tag_keys)
+    if token is None or token.kind is not TokenKind.PROXY_CREDENTIAL:
+        _refuse_credential(connection, RefusalCode.TOKEN_INVALID, RefusalCode.TOKEN_INVALID)
+    return token
 
 
 def _refuse_credential(connection: Connection, true_code: RefusalCode, code: RefusalCode) -> NoReturn:
-    """A proxy credential that is not live. In forward mode every such case is one 407, as clients expect."""
+    """A proof that is not good, or no longer. In forward mode every such case is one 407, as clients expect."""
     unavailable = code in (RefusalCode.CREDENTIAL_UNAVAILABLE, RefusalCode.STORE_UNAVAILABLE)
     if unavailable:
         _refuse(code, "The control plane could not be asked.", "Try again shortly.", retry_after_seconds=1)
@@ -497,7 +616,7 @@ def _refuse_credential(connection: Connection, true_code: RefusalCode, code: Ref
         shown = RefusalCode.PROXY_AUTHENTICATION_REQUIRED
     else:
         shown = RefusalCode.TOKEN_EXPIRED if true_code is RefusalCode.TOKEN_EXPIRED else RefusalCode.TOKEN_INVALID
-    _refuse(shown, "The proxy credential is not valid (any more).", _RENEW, true_code=true_code)
+    _refuse(shown, "The proof of the caller is not valid (any more).", _RENEW, true_code=true_code)
 
 
 def _policy(caller: Caller, view: CacheView) -> Policy:

@@ -22,6 +22,8 @@ from control_plane.contract.placeholder import Sighting, has_marker, sightings
 
 MAX_REMEMBERED_LINES: Final = 4096
 MAX_REMEMBERED_LINE_BYTES: Final = 256
+MAX_REMEMBERED_PROOF_BYTES: Final = 160
+"""Longer than any proxy credential's line, shorter than any signed token (`proofs.SHORTEST_TOKEN`)."""
 MAX_PERCENT_LAYERS: Final = 3
 MAX_MARKS: Final = 8
 """More than any request needs: a head with more is refused, and no more of them are looked at."""
@@ -37,6 +39,13 @@ _JUDGED_IN_REPLIES = HOP_BY_HOP | frozenset(
     b"content-length transfer-encoding content-encoding alt-svc strict-transport-security location "
     b"content-location www-authenticate".split()
 )
+_FORWARDING: Final = frozenset(
+    b"forwarded via x-real-ip x-client-ip x-cluster-client-ip x-original-forwarded-for true-client-ip cf-connecting-ip "
+    b"fastly-client-ip x-envoy-external-address x-original-host x-original-url x-rewrite-url x-ssl-client-cert "
+    b"x-client-cert ssl-client-cert client-cert client-cert-chain x-arr-clientcert x-amzn-mtls-clientcert".split()
+)
+"""Who asked, from where, through whom: what an upstream could take for our word, and is at best somebody's address."""
+_FORWARDING_PREFIXES: Final = (b"x-forwarded-", b"x-ssl-client-", b"x-amzn-mtls-", b"x-amzn-oidc-", b"x-goog-iap-")
 _OWN_PREFIX = OWN_HEADER_PREFIX.encode()
 _SUBJECT = SUBJECT_HEADER.lower().encode()
 
@@ -109,7 +118,7 @@ _SHORTEST_BASE64: Final = 48
 def _judge_request_field(line: bytes) -> Field:
     sent_name, _, padded_value = line.partition(b":")
     name, value = sent_name.lower(), padded_value.strip(b" \t")
-    ours = name.startswith(_OWN_PREFIX) or name == _SUBJECT
+    ours = _is_for_us(name.replace(b"_", b"-"))
     marks = tuple(islice(_field_marks(sent_name, value), MAX_MARKS + 1))
     # An underscore may be read as a hyphen further on, so such a line can be another spelling of a secret's slot.
     special = bool(marks) or ours or name in _JUDGED_IN_REQUESTS or b"_" in name
@@ -123,6 +132,12 @@ def _judge_reply_field(line: bytes) -> Field:
     return Field(name, value, line, ours or name in _JUDGED_IN_REPLIES, ours)
 
 
+def _is_for_us(name: bytes) -> bool:
+    """Whether a request's field is one of ours, or says who the client is: it means nothing here, and goes no further.
+    (RFC 9110 §7.6.3 would have a proxy write itself into Via; docs/adr/0015.)"""
+    return name.startswith((_OWN_PREFIX, *_FORWARDING_PREFIXES)) or name == _SUBJECT or name in _FORWARDING
+
+
 class _Remembered(dict[bytes, Field]):
     """Fields by their line, judged when first seen. Emptied when full; a look-up costs half of `lru_cache`'s."""
 
@@ -131,7 +146,9 @@ class _Remembered(dict[bytes, Field]):
 
     def __missing__(self, line: bytes) -> Field:
         field = self._judge(line)
-        if len(line) <= MAX_REMEMBERED_LINE_BYTES:
+        # Of signed tokens only the digest is kept, so that no line which could hold one is remembered.
+        longest = MAX_REMEMBERED_PROOF_BYTES if field.name == b"proxy-authorization" else MAX_REMEMBERED_LINE_BYTES
+        if len(line) <= longest:
             if len(self) >= MAX_REMEMBERED_LINES:
                 self.clear()
             self[line] = field

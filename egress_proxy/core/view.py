@@ -10,7 +10,7 @@ from typing import Protocol
 from control_plane.contract.caller import Caller
 from control_plane.contract.destination import Endpoint
 from control_plane.contract.secret import Secret
-from control_plane.contract.wire import Binding, BoundLimit, CallerFacts, Policy, Refused
+from control_plane.contract.wire import Binding, BoundLimit, CallerFacts, Policy, Refused, WorkloadFacts
 from egress_proxy.core.quota import Standing
 
 
@@ -29,6 +29,14 @@ class KnownCaller:
     """A proxy credential's caller, as the control plane gave it."""
 
     facts: CallerFacts
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWorkload:
+    """The client that a token or a certificate proves, as the control plane gave it."""
+
+    facts: WorkloadFacts
     asked_at: float
 
 
@@ -53,6 +61,8 @@ class CacheView(Protocol):
         ...
 
     def caller(self, fingerprint: str) -> KnownCaller | Refused | None: ...
+
+    def workload(self, fingerprint: str) -> KnownWorkload | Refused | None: ...
 
     def policy(self, caller: Caller) -> Policy | Refused | None: ...
 

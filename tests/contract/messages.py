@@ -30,6 +30,7 @@ from control_plane.contract.wire import (
     AskCaller,
     AskPlaceholder,
     AskPolicy,
+    AskWorkload,
     AuditBatch,
     AuditEvent,
     Binding,
@@ -48,6 +49,7 @@ from control_plane.contract.wire import (
     ResolveRequest,
     Route,
     TagKeys,
+    WorkloadFacts,
 )
 
 REAL = "sk-real-golden-secret"
@@ -129,7 +131,7 @@ AUDIT_EVENT = AuditEvent(
 )
 
 
-def _answer(answer: CallerFacts | Policy | ResolvedPlaceholder | Refused) -> ResolveAnswer:
+def _answer(answer: CallerFacts | WorkloadFacts | Policy | ResolvedPlaceholder | Refused) -> ResolveAnswer:
     return ResolveAnswer(answer, epoch="e1", as_of=42)
 
 
@@ -137,7 +139,17 @@ MESSAGES: dict[str, tuple[TypeAdapter[Any], object]] = {
     "resolve_request.caller": (RESOLVE_REQUEST, ResolveRequest(AskCaller("ab" * 32))),
     "resolve_request.policy": (RESOLVE_REQUEST, ResolveRequest(AskPolicy(SESSIONLESS))),
     "resolve_request.placeholder": (RESOLVE_REQUEST, ResolveRequest(AskPlaceholder("cd" * 32, CALLER, ENDPOINT))),
+    "resolve_request.workload_token": (RESOLVE_REQUEST, ResolveRequest(AskWorkload("ef" * 32, token="e30.e30.c2ln"))),
+    "resolve_request.certificate": (RESOLVE_REQUEST, ResolveRequest(AskWorkload("ef" * 32, certificate="MIIB"))),
     "resolve_answer.caller": (RESOLVE_ANSWER, _answer(CallerFacts(CALLER, 1_800_000_900.0))),
+    "resolve_answer.workload": (
+        RESOLVE_ANSWER,
+        _answer(
+            WorkloadFacts(
+                ClientId("ci-1"), 1_800_000_900.0, tenant=TenantId("acme"), subject=SubjectId("ci"), issuer="cluster-a"
+            )
+        ),
+    ),
     "resolve_answer.policy": (RESOLVE_ANSWER, _answer(POLICY)),
     "resolve_answer.placeholder": (RESOLVE_ANSWER, _answer(ResolvedPlaceholder(BINDING, REAL))),
     "resolve_answer.refused": (RESOLVE_ANSWER, _answer(REFUSED)),

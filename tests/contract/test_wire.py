@@ -23,6 +23,8 @@ from control_plane.contract.wire import (
     RESOLVE_REQUEST,
     SERVED_CONTRACTS,
     TAG_KEYS,
+    AskWorkload,
+    ResolveRequest,
     WireError,
     read,
     write,
@@ -186,3 +188,14 @@ def test_a_session_that_is_absent_stays_absent_on_the_wire() -> None:
 
     assert json.loads(write(adapter, message))["ask"]["caller"]["session"] is None
     assert read(adapter, write(adapter, message)).ask.caller.session is None
+
+
+def test_a_workloads_proof_is_sent_and_neither_shown_nor_compared() -> None:
+    ask = AskWorkload("ef" * 32, token=REAL)
+
+    sent = read(RESOLVE_REQUEST, write(RESOLVE_REQUEST, ResolveRequest(ask))).ask
+
+    assert isinstance(sent, AskWorkload)
+    assert sent.token == REAL
+    assert REAL not in repr(sent)
+    assert ask == AskWorkload("ef" * 32)

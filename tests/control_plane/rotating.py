@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from control_plane.adapters.jwks import FetchedKeys
 from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.outbound import HttpOutbound
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import Caller, ClientId, GrantId, PlaceholderId, SubjectId, TenantId
@@ -31,6 +33,7 @@ from control_plane.core.records import (
 from control_plane.core.sealing import Kek
 from control_plane.credentials import CredentialChange, CredentialKeeper, Described, NewCredential
 from control_plane.custody import Custody
+from control_plane.identification import Identification
 from control_plane.issuance import Issuance
 from control_plane.material import Material
 from control_plane.own_keys import OwnKeyring
@@ -49,6 +52,7 @@ from control_plane.rotation import NewRotation, RotationKeeper
 from control_plane.sources import SecretSources
 from control_plane.trail import Actor, Trail
 from control_plane.versions import Versions
+from control_plane.workloads import Workloads
 
 PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
 ACME, RUNTIME = TenantId("acme"), ClientId("acme-runtime")
@@ -109,7 +113,12 @@ class Replica:
         prober = Prober(issuance, self.upstream, entropy=os.urandom)
         self.rotations = RotationKeeper(self.store, versions, prober, trail, clock=self.clock, entropy=os.urandom)
         self.material = Material(self.store, self.custody, sources, trail, self.providers, clock=self.clock)
-        self.resolution = Resolution(self.store, self.material, clock=self.clock, on_sighting=lambda _: None)
+        keys = FetchedKeys(HttpOutbound(), clock=self.clock)
+        identification = Identification(self.store, keys, clock=self.clock, own_issuer="https://coatcheck.test")
+        workloads = Workloads(identification, clock=self.clock)
+        self.resolution = Resolution(
+            self.store, self.material, workloads, clock=self.clock, on_sighting=lambda _: None
+        )
 
     def another(self) -> "Replica":
         return Replica(self.database, self.clock, self.kek, self.upstream, self.tokens, self.providers)

@@ -315,10 +315,14 @@ def test_a_service_account_is_the_client_that_registered_it_as_often_as_it_likes
 
 @pytest.mark.guards(
     "control_plane/identification.py",
-    "return (self._own_issuer,) if use is Use.CLIENT",
-    "return issuer.audiences if True",
+    "                return (self._own_issuer,)\n",
+    "                return issuer.audiences\n",
 )
-@pytest.mark.guards("control_plane/core/tokens.py", "if PROXY_AUDIENCE in named_in_token:", "if False:")
+@pytest.mark.guards(
+    "control_plane/core/tokens.py",
+    "if PROXY_AUDIENCE in named_in_token and",
+    "if False and",
+)
 def test_a_token_for_the_proxy_or_for_sessions_is_no_proof_here(workspace: Workspace) -> None:
     url = workspace.control_plane.url
     cluster = Cluster(workspace, audiences=["https://sessions.test"], other_audiences="ignore")

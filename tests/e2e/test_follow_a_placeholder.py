@@ -192,7 +192,11 @@ def with_the_others_placeholder(own: Ticket, stolen: Ticket) -> Ticket:
     return Ticket(stolen.placeholder, own.proxy_credential, own.base_url, own.answer)
 
 
-@pytest.mark.guards("egress_proxy/core/decision.py", "if not given:", "if False:")
+@pytest.mark.guards(
+    "egress_proxy/core/decision.py",
+    "if any(together.issubset(kinds) for together in connection.accepts):",
+    "if True:",
+)
 def test_a_stolen_placeholder_without_any_caller_is_worthless(
     workspace: Workspace, upstream: Upstream, ticket: Ticket
 ) -> None:

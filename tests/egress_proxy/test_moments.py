@@ -240,7 +240,7 @@ def test_no_placeholder_in_a_host_is_recorded(world: World, upstream: Upstream) 
     assert ticket.placeholder.lower() not in (event.host or "").lower()
 
 
-@pytest.mark.guards("egress_proxy/server.py", "return forward.proxy_credential.fingerprint == event.id", "return False")
+@pytest.mark.guards("egress_proxy/server.py", "event.id == credential.fingerprint", "False")
 def test_a_revoked_proxy_credential_cuts_a_stream_that_it_opened_in_the_head(world: World, upstream: Upstream) -> None:
     ticket = world.ticket(upstream.url)
     upstream.on("/s", endless_sse())

@@ -8,6 +8,7 @@ It runs an event loop in a thread of its own. Everything a test calls is safe to
 
 import asyncio
 import base64
+import hashlib
 import secrets
 import threading
 import time
@@ -39,6 +40,7 @@ from control_plane.contract.wire import (
     AskCaller,
     AskPlaceholder,
     AskPolicy,
+    AskWorkload,
     AuditEvent,
     Binding,
     BoundLimit,
@@ -53,6 +55,8 @@ from control_plane.contract.wire import (
     ResolvedPlaceholder,
     Route,
     TagKeys,
+    WorkloadFacts,
+    client_of,
     read,
     write,
 )
@@ -60,6 +64,9 @@ from control_plane.contract.wire import (
 T = TypeVar("T")
 
 UNKNOWN = Refused(RefusalCode.UNKNOWN_PLACEHOLDER, "No such placeholder.")
+UNKNOWN_WORKLOAD = Refused(
+    RefusalCode.PROXY_AUTHENTICATION_REQUIRED, "No such workload.", true_code=RefusalCode.TOKEN_INVALID
+)
 INVALID = Refused(RefusalCode.TOKEN_INVALID, "No such proxy credential.")
 _HEARTBEAT_SECONDS = 0.3
 
@@ -83,6 +90,7 @@ class Ticket:
 @dataclass(slots=True)
 class _State:
     callers: dict[str, CallerFacts] = field(default_factory=dict)
+    workloads: dict[str, WorkloadFacts] = field(default_factory=dict)
     routes: dict[Caller, list[Route]] = field(default_factory=dict)
     rules: dict[str, list[AllowRule]] = field(default_factory=dict)
     placeholders: dict[str, ResolvedPlaceholder | Refused] = field(default_factory=dict)
@@ -167,6 +175,34 @@ class ControlPlaneSimulator:
         credential = self._mint(TokenKind.PROXY_CREDENTIAL)
         self._state.callers[fingerprint(credential)] = CallerFacts(caller, time.time() + lives_seconds)
         return caller, credential
+
+    def workload(
+        self,
+        proof: bytes,
+        *,
+        client: str = "runtime-1",
+        tenant: str | None = None,
+        subject: str | None = None,
+        issuer: str = "",
+        lives_seconds: float = 900,
+    ) -> WorkloadFacts:
+        """The client that a token's text, or a certificate's DER, proves from now on."""
+        facts = WorkloadFacts(
+            ClientId(client),
+            time.time() + lives_seconds,
+            Tenant(tenant) if tenant is not None else None,
+            Subject(subject) if subject is not None else None,
+            issuer,
+        )
+        self._state.workloads[hashlib.sha256(proof).hexdigest()] = facts
+        return facts
+
+    def forget_client(self, client: str) -> None:
+        """It is not registered any more, and every proxy is told."""
+        workloads = self._state.workloads
+        for key in [key for key, facts in workloads.items() if facts.client == client]:
+            del workloads[key]
+        self.publish("proxy_credential", id=client_of(client), revoked=True)
 
     def ticket(
         self,
@@ -346,6 +382,10 @@ class ControlPlaneSimulator:
         match ask:
             case AskCaller(proxy_credential_sha256=key):
                 return self._state.callers.get(key, INVALID)
+            case AskWorkload(proof_sha256=key, token=token, certificate=certificate):
+                # What is asked about has to be shown; the real one verifies it.
+                assert key == hashlib.sha256(token.encode() or base64.b64decode(certificate)).hexdigest()
+                return self._state.workloads.get(key, UNKNOWN_WORKLOAD)
             case AskPolicy(caller=caller):
                 rules = self._state.rules.get(caller.tenant, [])
                 return Policy(caller, tuple(self._state.routes.get(caller, [])), tuple(rules))
@@ -422,6 +462,8 @@ class ControlPlaneSimulator:
 def _key(ask: Ask) -> str:
     match ask:
         case AskCaller(proxy_credential_sha256=key) | AskPlaceholder(placeholder_sha256=key):
+            return key
+        case AskWorkload(proof_sha256=key):
             return key
         case AskPolicy():
             return ""

@@ -61,6 +61,7 @@ class ClientRow(Base):
     workload_issuer: Mapped[str | None] = mapped_column(String(40), index=True)
     certificate_name: Mapped[str | None] = mapped_column(String(600), unique=True)
     """From `proofs`, to be looked up by: an issuer's name, and a certificate's digest or name."""
+    subject: Mapped[str | None] = mapped_column(String(255))
 
 
 class CredentialRow(Base):

@@ -22,7 +22,7 @@ from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Resolv
 from egress_proxy.core.http1 import parse_request_head
 from egress_proxy.core.plan import Plan
 from egress_proxy.core.quota import Standing
-from egress_proxy.core.view import KnownCaller, Resolved
+from egress_proxy.core.view import KnownCaller, KnownWorkload, Resolved
 
 NOW = 1_800_000_000.0
 TAG_KEY = b"k" * 32
@@ -46,11 +46,15 @@ class World:
     policies: dict[Caller, Policy | Refused] = field(default_factory=dict)
     placeholders: dict[str, Resolved | Refused] = field(default_factory=dict)
     quotas: dict[str, Standing] = field(default_factory=dict)
+    workloads: dict[str, KnownWorkload | Refused] = field(default_factory=dict)
     count: int = 1
     revision: int = 0
 
     def caller(self, fingerprint: str) -> KnownCaller | Refused | None:
         return self.callers.get(fingerprint)
+
+    def workload(self, fingerprint: str) -> KnownWorkload | Refused | None:
+        return self.workloads.get(fingerprint)
 
     def policy(self, caller: Caller) -> Policy | Refused | None:
         return self.policies.get(caller)
