@@ -244,8 +244,8 @@ def test_one_subject_is_one_tenants_and_no_proxys(workspace: Workspace, fields: 
 
 @pytest.mark.guards(
     "control_plane/core/records.py",
-    "return self.serves(tenant) and self.subject in (None, subject)",
-    "return self.serves(tenant)",
+    "self.serves(tenant) and self.subject in (None, subject)",
+    "self.serves(tenant)",
 )
 def test_a_client_of_one_subject_exchanges_and_holds_placeholders_for_that_one_alone(granted: Workspace) -> None:
     runtime = f"{granted.tenant}-one"
