@@ -28,5 +28,6 @@ ENV PATH=/opt/coatcheck/bin:$PATH \
 # By number, so that Kubernetes can tell that it is not root.
 USER 10001:10001
 EXPOSE 8470 8471 8472 8473 8474
-ENTRYPOINT ["coatcheck"]
+# -I: nothing of PYTHON* variables or the current folder reaches a process that holds keys.
+ENTRYPOINT ["python", "-I", "-m", "coatcheck"]
 CMD ["--help"]

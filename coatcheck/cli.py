@@ -115,6 +115,7 @@ def demo() -> None:
 
 def main() -> None:
     """The console script."""
+    serve.start_over_isolated(sys.argv[1:])
     sys.exit(run_command(sys.argv[1:]))
 
 

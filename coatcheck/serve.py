@@ -4,7 +4,9 @@ Rule: a setting that is missing, wrong or unknown stops the start with one line 
 """
 
 import os
-from collections.abc import Callable, Coroutine
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -52,6 +54,21 @@ def runtime() -> None:
         raise CommandError("this release has no runtime process yet", "serve the control plane and the proxy") from None
 
     _serve(config.settings_from_environment, bootstrap.serve, prefix=config.PREFIX)
+
+
+def start_over_isolated(arguments: Sequence[str]) -> None:
+    """A process that serves holds keys: it takes no module, option or hook from `PYTHON*` variables, from the current
+    folder or from its user's site-packages (`python -I`). Where this one would, it starts over; else this returns.
+    The image's entry point is isolated from the beginning."""
+    if sys.flags.isolated or not is_serving(arguments):
+        return
+    os.execv(sys.executable, [sys.executable, "-I", "-m", "coatcheck", *arguments])  # noqa: S606 - ourselves again
+
+
+def is_serving(arguments: Sequence[str]) -> bool:
+    """Whether it is `serve PART` that is asked for, and not its help."""
+    parts = {str(command.name) for command in app.registered_commands}
+    return any(one == "serve" and other in parts for one, other in pairwise(arguments))
 
 
 def _serve(

@@ -30,7 +30,7 @@ from egress_proxy.config import Settings
 from egress_proxy.core.decision import Mode
 from egress_proxy.core.proofs import Accepted
 from egress_proxy.core.view import AskQuota
-from egress_proxy.hardening import forbid_core_dumps
+from egress_proxy.hardening import forbid_core_dumps, keep_files_private
 from egress_proxy.leaks import LeakWatch
 from egress_proxy.load import Loads, client_limit
 from egress_proxy.logs import log_loop_errors, log_to_stderr
@@ -92,6 +92,7 @@ async def serve(settings: Settings) -> None:
     log_to_stderr(settings.log_level)
     log_loop_errors(asyncio.get_running_loop())
     forbid_core_dumps()
+    keep_files_private()
     if settings.workers > 1:
         from egress_proxy.workers import supervise
 

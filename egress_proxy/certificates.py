@@ -96,6 +96,10 @@ class Certificates:
             for expiry in watched.expiries
         ]
 
+    @property
+    def is_reading(self) -> bool:
+        return self._reading is not None
+
     def tick(self, now: float) -> None:
         """`now` is the loop's."""
         if now - self._looked_at < LOOK_SECONDS or self._reading is not None:

@@ -1,6 +1,7 @@
-"""A process that holds secrets leaves no image of its memory behind."""
+"""A process that holds secrets leaves no image of its memory behind, and no file that others can read."""
 
 import ctypes
+import os
 import resource
 import sys
 from typing import Final
@@ -16,3 +17,8 @@ def forbid_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def keep_files_private() -> None:
+    """Whatever this process makes, sockets too, is its own user's alone."""
+    os.umask(0o077)

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -32,10 +33,11 @@ from egress_proxy.bootstrap import (
     until_told_to_stop,
     worker,
 )
+from egress_proxy.ca import UnusableCaError
 from egress_proxy.config import Settings
-from egress_proxy.hardening import forbid_core_dumps
+from egress_proxy.hardening import forbid_core_dumps, keep_files_private
 from egress_proxy.listen import ListenAddress
-from egress_proxy.logs import log_loop_errors, log_to_stderr
+from egress_proxy.logs import log_loop_errors, log_to_stderr, place_of
 from egress_proxy.metrics import CERTIFICATE_SECONDS
 from egress_proxy.server import open_socket
 
@@ -169,13 +171,21 @@ def run_worker(settings: Settings, admin_path: str) -> None:
     """The whole life of a worker process."""
     import uvloop
 
-    uvloop.run(_work(settings, admin_path))
+    try:
+        uvloop.run(_work(settings, admin_path))
+    except UnusableCaError as error:
+        log.error("worker_failed", reason=str(error))  # noqa: TRY400 - a traceback is what it must not print
+        sys.exit(1)
+    except Exception as error:  # border: a traceback would show messages, which may quote what was being handled
+        log.error("worker_failed", error=type(error).__name__, where=place_of(error))  # noqa: TRY400 - as above
+        sys.exit(1)
 
 
 async def _work(settings: Settings, admin_path: str) -> None:
     log_to_stderr(settings.log_level)
     log_loop_errors(asyncio.get_running_loop())
     forbid_core_dumps()
+    keep_files_private()
     sockets: Sockets = open_sockets(settings, is_shared=True)
     async with worker(settings, sockets) as (server, pages):
         admin_host, admin_port = settings.admin_listen.host, settings.admin_listen.port

@@ -134,7 +134,7 @@ def _judge_reply_field(line: bytes) -> Field:
 
 def _is_for_us(name: bytes) -> bool:
     """Whether a request's field is one of ours, or says who the client is: it means nothing here, and goes no further.
-    (RFC 9110 §7.6.3 would have a proxy write itself into Via; docs/adr/0015.)"""
+    (RFC 9110 §7.6.3 would have a proxy write itself into Via; docs/adr/0025.)"""
     return name.startswith((_OWN_PREFIX, *_FORWARDING_PREFIXES)) or name == _SUBJECT or name in _FORWARDING
 
 

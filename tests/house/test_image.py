@@ -35,7 +35,7 @@ def test_the_image_runs_as_a_numbered_user_that_is_not_root() -> None:
 
 
 def test_the_image_is_the_command() -> None:
-    assert json.loads(last("ENTRYPOINT")) == ["coatcheck"]
+    assert json.loads(last("ENTRYPOINT")) == ["python", "-I", "-m", "coatcheck"]
 
 
 @pytest.mark.guards("Dockerfile", "--require-hashes", "")
