@@ -35,6 +35,10 @@ from control_plane.contract.destination import parse_destination
 
 _KEK = re.compile(r"[0-9a-fA-F]{64}")
 _SOON_DAYS: Final = 30
+DUE_DAYS: Final = 14
+_CERTIFICATE: Final = re.compile(
+    r'^coatcheck_proxy_certificate_ends_in_seconds\{[^}]*source="([a-z_]+)"[^}]*\} (-?[0-9.e+]+)$', re.MULTILINE
+)
 _DIAL_SECONDS: Final = 5.0
 _SHOWN: Final = 4
 
@@ -237,11 +241,32 @@ def _proxy_numbers(stack: RunningStack, todo: str) -> Iterator[Check]:
         yield Check("audit spool", Health.FAILED, f"{dropped:.0f} events were lost", todo)
     else:
         yield Check("audit spool", Health.OK, f"{spooled:.0f} events on their way, none lost")
+    yield from _certificates(metrics)
+
+
+def _certificates(metrics: str) -> Iterator[Check]:
+    """What the running proxy uses: the first of each source to end."""
+    first: dict[str, float] = {}
+    for source, seconds in _CERTIFICATE.findall(metrics):
+        first[source] = min(first.get(source, float("inf")), float(seconds))
+    for source, seconds in sorted(first.items()):
+        days = int(seconds // 86_400)
+        link = f"certificate ({source.replace('_', ' ')})"
+        if seconds <= 0:
+            yield Check(link, Health.FAILED, "it has ended", "replace its file; the proxy reads it again by itself")
+        elif days < DUE_DAYS:
+            yield Check(link, Health.WARNING, f"ends in {days} days", "replace its file; the proxy reads it by itself")
+        else:
+            yield Check(link, Health.OK, f"ends in {days} days")
+    refused = metric(metrics, 'coatcheck_proxy_certificate_reloads_total{outcome="refused"}')
+    if refused:
+        todo = "the log says which (certificates_refused); the old ones are still used"
+        yield Check("certificate files", Health.WARNING, f"{refused:.0f} changes could not be used", todo)
 
 
 def metric(text: str, name: str) -> float | None:
     """The value of one metric in Prometheus' text format."""
-    found = re.search(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
+    found = re.search(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
     return float(found[1]) if found else None
 
 

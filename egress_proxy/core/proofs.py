@@ -31,15 +31,19 @@ class ProofKind(StrEnum):
     WORKLOAD_TOKEN = "workload_token"
 
 
-Accepted = frozenset[frozenset[ProofKind]]
-"""Each a set of proofs that together are enough."""
+class Accepted(frozenset[frozenset[ProofKind]]):
+    """Each a set of proofs that together are enough."""
 
-BY_PROXY_CREDENTIAL: Final[Accepted] = frozenset({frozenset({ProofKind.PROXY_CREDENTIAL})})
+    def __str__(self) -> str:
+        return ",".join(sorted("+".join(sorted(together)) for together in self))
+
+
+BY_PROXY_CREDENTIAL: Final = Accepted({frozenset({ProofKind.PROXY_CREDENTIAL})})
 
 
 def parse_accepted(text: str) -> Accepted:
     """`mtls+proxy_credential, workload_token`. Raises `ValueError`."""
-    accepted = frozenset(_together(part) for part in text.split(",") if part.strip())
+    accepted = Accepted(_together(part) for part in text.split(",") if part.strip())
     if not accepted:
         raise ValueError(f"name at least one of {', '.join(ProofKind)}; several together with '+'")
     return accepted
