@@ -116,9 +116,7 @@ class Replica:
         keys = FetchedKeys(HttpOutbound(), clock=self.clock)
         identification = Identification(self.store, keys, clock=self.clock, own_issuer="https://coatcheck.test")
         workloads = Workloads(identification, clock=self.clock)
-        self.resolution = Resolution(
-            self.store, self.material, workloads, clock=self.clock, on_sighting=lambda _: None
-        )
+        self.resolution = Resolution(self.store, self.material, workloads, clock=self.clock, on_sighting=lambda _: None)
 
     def another(self) -> "Replica":
         return Replica(self.database, self.clock, self.kek, self.upstream, self.tokens, self.providers)
