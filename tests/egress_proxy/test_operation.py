@@ -164,7 +164,7 @@ def test_a_drain_is_not_ready_at_once_and_lets_streams_finish(draining: World, u
 
 @pytest.mark.guards(
     "egress_proxy/exchange.py",
-    "self.closes_client = self.closes_client or self.wants_body or self._services.is_draining",
+    "self.closes_client = self.closes_client or self.wants_body or self._client.is_draining",
     "self.closes_client = self.closes_client or self.wants_body",
 )
 def test_a_reply_that_begins_during_a_drain_says_that_it_closes(draining: World, upstream: Upstream) -> None:
