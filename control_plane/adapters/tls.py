@@ -29,6 +29,9 @@ class ClientTrust:
     def applied_to(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """The server's context, asking for a certificate."""
         context.verify_mode = ssl.CERT_OPTIONAL
+        # What is trusted is trusted as it stands. Otherwise OpenSSL looks for its issuer by name, and of two
+        # certificates of one name (a client's old one and its new one) finds the other.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
         for path in self._ca_files:

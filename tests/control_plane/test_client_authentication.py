@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.control_plane.conftest import OwnControlPlane
 from tests.control_plane.issuing import ADMINISTRATOR, Provider, SigningKey, bearer
-from tests.control_plane.serving import ControlPlane
+from tests.control_plane.serving import ControlPlane, control_plane_in
 from tests.control_plane.workspace import GRANT_TYPE, JWT, Json, Workspace
 from tests.support.upstream import Upstream, plain
 
@@ -431,23 +431,32 @@ def authorities() -> dict[str, trustme.CA]:
     return {name: trustme.CA() for name in ("server", "clients", "stranger")}
 
 
-@pytest.fixture
-def over_tls(
-    own_control_plane: OwnControlPlane, authorities: dict[str, trustme.CA], tmp_path: Path
-) -> Iterator[ControlPlane]:
+@pytest.fixture(scope="module")
+def over_tls(authorities: dict[str, trustme.CA], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    folder = tmp_path_factory.mktemp("over-tls")
     leaf = authorities["server"].issue_cert("127.0.0.1")
-    leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
-    authorities["clients"].cert_pem.write_to_path(tmp_path / "clients.pem")
-    plane = own_control_plane(
-        tls_cert_file=tmp_path / "cert.pem",
-        tls_key_file=tmp_path / "key.pem",
-        client_ca_files=(tmp_path / "clients.pem",),
-        client_self_signed=True,
-    )
-    with httpx.Client(base_url=plane.url, verify=context(authorities), trust_env=False) as http:
+    leaf.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    leaf.private_key_pem.write_to_path(folder / "key.pem")
+    authorities["clients"].cert_pem.write_to_path(folder / "clients.pem")
+    files = {"tls_cert_file": folder / "cert.pem", "tls_key_file": folder / "key.pem"}
+    asking = {"client_ca_files": (folder / "clients.pem",), "client_self_signed": True}
+    with (
+        control_plane_in(folder, **files, **asking) as plane,
+        httpx.Client(base_url=plane.url, verify=context(authorities), trust_env=False) as http,
+    ):
         plane.http = http
         yield plane
+
+
+@pytest.fixture
+def name() -> str:
+    """Nobody else's, in a certificate."""
+    return f"proxy-{next(_numbers)}.test"
+
+
+@pytest.fixture
+def tls_workspace(over_tls: ControlPlane) -> Workspace:
+    return Workspace(over_tls, f"tls-{next(_numbers)}")
 
 
 def context(authorities: dict[str, trustme.CA]) -> ssl.SSLContext:
@@ -483,9 +492,9 @@ def issued_by(ca: trustme.CA, *names: str, **fields: Any) -> tuple[bytes, bytes]
     return b"".join(pem.bytes() for pem in leaf.cert_chain_pems), leaf.private_key_pem.bytes()
 
 
-def self_signed(name: str = "me") -> tuple[bytes, bytes]:
+def self_signed(dns: str = "proxy.test") -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "me")])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -495,7 +504,7 @@ def self_signed(name: str = "me") -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("proxy.test")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(dns)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -514,53 +523,68 @@ def resolves(client: httpx.Client) -> int:
     "if False:",
 )
 def test_a_proxy_is_known_by_a_name_in_a_certificate_that_our_authority_issued(
-    over_tls: ControlPlane, connect: Connect, authorities: dict[str, trustme.CA]
+    tls_workspace: Workspace, name: str, connect: Connect, authorities: dict[str, trustme.CA]
 ) -> None:
-    workspace = Workspace(over_tls, "acme")
-    add_client(workspace, kind="egress_proxy", proofs={"certificate": {"san_dns": "proxy.test"}})
+    workspace = tls_workspace
+    add_client(workspace, kind="egress_proxy", proofs={"certificate": {"san_dns": name}})
     # Registered for another client, and with the proxy's name in it: known by its digest, and by nothing else.
-    own = self_signed()
+    own = self_signed(name)
     add_client(workspace, proofs={"self_signed": own[0].decode()})
 
-    assert resolves(connect(*issued_by(authorities["clients"], "proxy.test"))) == 200
-    assert resolves(connect(*issued_by(authorities["clients"], "PROXY.test"))) == 200
-    assert resolves(connect(*issued_by(authorities["clients"], "x.proxy.test"))) == 401
-    assert resolves(over_tls.http) == 401
+    assert resolves(connect(*issued_by(authorities["clients"], name))) == 200
+    assert resolves(connect(*issued_by(authorities["clients"], name.upper()))) == 200
+    assert resolves(connect(*issued_by(authorities["clients"], f"x.{name}"))) == 401
+    assert resolves(workspace.control_plane.http) == 401
     assert resolves(connect(*own)) == 403
 
 
 def test_a_certificate_of_a_stranger_is_refused_in_the_handshake(
-    over_tls: ControlPlane, connect: Connect, authorities: dict[str, trustme.CA]
+    tls_workspace: Workspace, name: str, connect: Connect, authorities: dict[str, trustme.CA]
 ) -> None:
-    add_client(Workspace(over_tls, "acme"), kind="egress_proxy", proofs={"certificate": {"san_dns": "proxy.test"}})
+    add_client(tls_workspace, kind="egress_proxy", proofs={"certificate": {"san_dns": name}})
 
-    for certificate in (issued_by(authorities["stranger"], "proxy.test"), self_signed()):
+    for certificate in (issued_by(authorities["stranger"], name), self_signed(name)):
         with pytest.raises(httpx.TransportError):
             resolves(connect(*certificate))
 
 
 def test_a_certificate_of_a_clients_own_making_is_that_client_until_it_is_taken_back(
-    over_tls: ControlPlane, connect: Connect
+    tls_workspace: Workspace, connect: Connect
 ) -> None:
-    workspace, (certificate, key) = Workspace(over_tls, "acme"), self_signed()
+    workspace, (certificate, key) = tls_workspace, self_signed()
     client = add_client(workspace, proofs={"self_signed": certificate.decode()})
     connection = connect(certificate, key)
     form = {"grant_type": GRANT_TYPE, "client_id": client}
 
     known = connection.post("/oauth/token", data=form).status_code
     stranger = connection.post("/oauth/token", data=form | {"client_id": workspace.runtime}).status_code
-    over_tls.made("DELETE", f"/v1/clients/{client}")
+    workspace.control_plane.made("DELETE", f"/v1/clients/{client}")
     afterwards = connection.post("/oauth/token", data=form).status_code
 
     assert (known, stranger, afterwards) == (400, 401, 401)
 
 
-def test_a_certificate_is_looked_at_only_where_nothing_else_is_presented(
-    over_tls: ControlPlane, connect: Connect, authorities: dict[str, trustme.CA]
+@pytest.mark.guards("control_plane/adapters/tls.py", "context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN", "pass")
+def test_a_certificate_of_ones_own_making_is_turned_under_the_same_name(
+    tls_workspace: Workspace, connect: Connect
 ) -> None:
-    workspace = Workspace(over_tls, "acme")
-    add_client(workspace, kind="egress_proxy", proofs={"certificate": {"san_dns": "proxy.test"}})
-    client = connect(*issued_by(authorities["clients"], "proxy.test"))
+    (old, old_key), (new, new_key) = self_signed(), self_signed()
+    client = add_client(tls_workspace, proofs={"self_signed": old.decode()})
+    form = {"grant_type": GRANT_TYPE, "client_id": client}
+
+    before = connect(old, old_key).post("/oauth/token", data=form).status_code
+    tls_workspace.control_plane.made("PATCH", f"/v1/clients/{client}", {"proofs": {"self_signed": new.decode()}})
+    turned = [connect(*pair).post("/oauth/token", data=form).status_code for pair in ((old, old_key), (new, new_key))]
+
+    assert (before, turned) == (400, [401, 400])
+
+
+def test_a_certificate_is_looked_at_only_where_nothing_else_is_presented(
+    tls_workspace: Workspace, name: str, connect: Connect, authorities: dict[str, trustme.CA]
+) -> None:
+    workspace = tls_workspace
+    add_client(workspace, kind="egress_proxy", proofs={"certificate": {"san_dns": name}})
+    client = connect(*issued_by(authorities["clients"], name))
 
     assert client.get("/internal/tag-keys", headers={"Authorization": "Bearer x"}).status_code == 401
     assert client.get("/internal/tag-keys", auth=(workspace.runtime, workspace.runtime_secret)).status_code == 403
@@ -569,21 +593,25 @@ def test_a_certificate_is_looked_at_only_where_nothing_else_is_presented(
 
 
 def test_a_header_that_names_a_certificate_is_not_believed(
-    over_tls: ControlPlane, authorities: dict[str, trustme.CA]
+    tls_workspace: Workspace, name: str, authorities: dict[str, trustme.CA]
 ) -> None:
-    add_client(Workspace(over_tls, "acme"), kind="egress_proxy", proofs={"certificate": {"san_dns": "proxy.test"}})
-    pem, _ = issued_by(authorities["clients"], "proxy.test")
+    add_client(tls_workspace, kind="egress_proxy", proofs={"certificate": {"san_dns": name}})
+    pem, _ = issued_by(authorities["clients"], name)
     encoded = pem.decode().replace("\n", "%0A")
 
-    for name in ("X-Forwarded-Client-Cert", "X-Client-Cert", "SSL-Client-Cert", "X-SSL-Client-Cert", "Client-Cert"):
-        assert over_tls.http.get("/internal/tag-keys", headers={name: encoded}).status_code == 401
+    for header in ("X-Forwarded-Client-Cert", "X-Client-Cert", "SSL-Client-Cert", "X-SSL-Client-Cert", "Client-Cert"):
+        answer = tls_workspace.control_plane.http.get("/internal/tag-keys", headers={header: encoded})
+        assert answer.status_code == 401
 
 
-def test_two_clients_are_not_known_by_one_certificate(over_tls: ControlPlane) -> None:
-    workspace = Workspace(over_tls, "acme")
+def test_two_clients_are_not_known_by_one_certificate(workspace: Workspace) -> None:
     add_client(workspace, kind="egress_proxy", proofs={"certificate": {"san_uri": "spiffe://td/proxy"}})
-    body = {"id": "another", "kind": "runtime", "proofs": {"certificate": {"san_uri": "spiffe://td/proxy"}}}
+    body = {
+        "id": f"{workspace.tenant}-another",
+        "kind": "runtime",
+        "proofs": {"certificate": {"san_uri": "spiffe://td/proxy"}},
+    }
 
-    response = over_tls.admin("POST", "/v1/clients", body)
+    response = workspace.control_plane.admin("POST", "/v1/clients", body)
 
     assert (response.status_code, response.json()["code"]) == (422, "invalid_field")
