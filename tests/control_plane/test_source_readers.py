@@ -144,7 +144,7 @@ WAYS_OUT: dict[str, Callable[[Path], str]] = {
 @pytest.mark.guards(BENEATH, "if found.st_mode & stat.S_IROTH:", "if False:")
 @pytest.mark.guards(BENEATH, "if not stat.S_ISREG(found.st_mode):", "if False:")
 @pytest.mark.parametrize("way", WAYS_OUT.values(), ids=WAYS_OUT.keys())
-def test_no_name_leads_out_of_the_root_or_to_what_is_no_plain_private_file(
+def test_no_name_leads_out_of_the_root_or_to_anything_but_a_plain_private_file(
     root: Path, way: Callable[[Path], str]
 ) -> None:
     path = way(root)
