@@ -94,7 +94,7 @@ def hard_link(root: Path) -> str:
 
 
 def pipe(root: Path) -> str:
-    os.mkfifo(root / "acme" / "pipe")
+    os.mkfifo(root / "acme" / "pipe", 0o600)
     return "acme/pipe"
 
 
