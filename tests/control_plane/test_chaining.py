@@ -126,6 +126,16 @@ async def test_each_tenant_has_a_chain_of_its_own_and_so_have_the_events_of_none
     ]
 
 
+async def test_an_event_that_belongs_to_no_request_is_as_whole_as_any_other(ledger: Ledger) -> None:
+    async with ledger.store.write(of(ACME)) as records:
+        await records.audit.append([ledger.event(request_id=""), ledger.event(code=None)])
+    await ledger.chaining.link()
+
+    finding = await ledger.found()
+
+    assert (finding.count, finding.is_whole) == (2, True)
+
+
 async def test_batches_follow_each_other_and_the_newest_events_are_shown_as_not_linked_yet(ledger: Ledger) -> None:
     await ledger.chained(2, 1, 3)
     await ledger.write(2)

@@ -204,7 +204,8 @@ def _stored(row: Any) -> StoredEvent | None:
         record = None
     if not isinstance(record, dict):
         return StoredEvent({"unreadable": True}, differs=("record",))
-    return StoredEvent(record, differs=tuple(name for name in _BESIDE if row[name] != record.get(name)))
+    # A record leaves out what is empty: an event that belongs to no request has no request id there, and "" beside it.
+    return StoredEvent(record, differs=tuple(name for name in _BESIDE if (row[name] or None) != record.get(name)))
 
 
 def _numbers(value: Any) -> list[int]:
