@@ -20,6 +20,7 @@ from urllib.parse import quote, quote_plus
 GUARDED_CHARACTERS: Final = 20
 DECISIVE_CHARACTERS: Final = 12
 MIN_DERIVED_BYTES: Final = 8
+PROBE_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -41,6 +42,9 @@ class Needles:
 
     forms: tuple[Needle, ...]
     texts: tuple[bytes, ...]
+    looked_for: tuple[tuple[bytes, bytes], ...]
+    """Of each form its end, and the whole: where the end is not, the whole is not. CPython's search leaps over a text
+    by the length of what it looks for only while that has few different characters (`make bench`)."""
     longest: int
     """Bytes."""
     are_guarded: bool
@@ -57,6 +61,7 @@ class Needles:
         return cls(
             forms=forms,
             texts=tuple(form.text for form in forms),
+            looked_for=tuple((form.text[-PROBE_BYTES:], form.text) for form in forms),
             longest=len(forms[0].text) if forms else 0,
             are_guarded=all(len(secret) - known >= GUARDED_CHARACTERS for secret, known in secrets),
         )
