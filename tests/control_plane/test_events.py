@@ -141,7 +141,8 @@ CHANGES: dict[str, tuple[Act, list[tuple[str, str, bool]]]] = {
     ),
     "its client removed": (
         lambda w, session, issued: w.control_plane.made("DELETE", f"/v1/clients/{w.runtime}"),
-        [("session", "SESSION", True)],
+        # The second is for proxies that know it by a proof of its own: no session needs to hang on that.
+        [("session", "SESSION", True), ("proxy_credential", "CLIENT", True)],
     ),
     "its tenant removed": (
         lambda w, session, issued: w.control_plane.made("DELETE", f"/v1/tenants/{w.tenant}"),
@@ -164,6 +165,7 @@ def test_every_change_is_told_with_what_it_touches(
         "SESSION": session["session_id"],
         "PROXY_CREDENTIAL": sha256(issued["proxy_credential"]),
         "TENANT": granted.tenant,
+        "CLIENT": f"client:{granted.runtime}",
     }
     before = position(granted.control_plane)
 
