@@ -74,7 +74,7 @@ def test_a_reply_cut_into_single_bytes_is_read_the_same() -> None:
 
 @pytest.mark.guards(FILE, "max(number, self._found.get(name, 0))", "number")
 def test_whatever_else_a_reply_says_can_only_make_it_more() -> None:
-    tool_use = b'{"usage":{"output_tokens":50,"input_tokens":100},"content":[{"input":{"usage":{"output_tokens":0}}}]}'
+    tool_use = b'{"usage":{"output_tokens":50,"input_tokens":100},"content":[{"input":{"usage":{"output_tokens":1}}}]}'
 
     assert used(tool_use) == 150
 
