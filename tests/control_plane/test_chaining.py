@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from control_plane.adapters.memory.wake import LocalWake
-from control_plane.adapters.sql.engine import Database, open_database
-from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.audit_keys import AuditKeys
 from control_plane.chaining import EVENTS_AT_ONCE, Chaining
@@ -23,7 +20,7 @@ from control_plane.custody import Custody
 from control_plane.ports import CrossTenantReason, PlatformScope, Scope, TenantScope
 from control_plane.trail import Trail
 from control_plane.trail_export import TrailExport
-from tests.control_plane.test_store import new_database
+from tests.control_plane.databases import BOTH
 
 PLATFORM = PlatformScope(CrossTenantReason.AUDIT)
 ACME, EVIL = TenantId("acme"), TenantId("evil")
@@ -96,14 +93,6 @@ class Ledger:
             await connection.execute(text(statement))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
-    opened = open_database(await new_database(request.param, request, tmp_path))
-    await migrate(opened.engine)
-    yield opened
-    await opened.close()
-
-
 @pytest.fixture
 async def ledger(database: Database) -> Ledger:
     return Ledger(database)
@@ -154,6 +143,7 @@ async def test_more_than_fits_into_one_batch_is_linked_in_several(ledger: Ledger
     assert (finding.number, finding.last, finding.unchained, finding.is_whole) == (2, EVENTS_AT_ONCE + 5, 0, True)
 
 
+@BOTH
 async def test_replicas_that_link_at_once_link_every_event_once(ledger: Ledger) -> None:
     replicas = [ledger.replica() for _ in range(4)]
 
@@ -165,6 +155,7 @@ async def test_replicas_that_link_at_once_link_every_event_once(ledger: Ledger) 
     assert (finding.last, finding.unchained, finding.problems) == (60, 0, [])
 
 
+@BOTH
 async def test_an_event_whose_transaction_ends_late_is_linked_late_and_not_left_out(database: Database) -> None:
     ledger = Ledger(database)
     if database.reader is not None:
@@ -279,6 +270,7 @@ async def test_a_chain_that_gets_shorter_while_we_run_is_noticed_at_the_next_lin
     assert ledger.chaining.truncations == 1
 
 
+@BOTH
 async def test_a_tenant_reads_its_own_chain_alone(ledger: Ledger) -> None:
     await ledger.chained(2, tenant=ACME)
     await ledger.chained(3, tenant=EVIL)

@@ -20,7 +20,8 @@ from control_plane.custody import Custody, RingMember, UnopenableError, open_sec
 from control_plane.kek_ring import IDLE_SECONDS, SETTLE_SECONDS, KekRing
 from control_plane.ports import KekError, KekFailure
 from control_plane.trail import Actor, Trail
-from tests.control_plane.test_store import ACME, PLATFORM, credential, new_database, store, version, wake
+from tests.control_plane.databases import new_database
+from tests.control_plane.test_store import ACME, PLATFORM, credential, store, version, wake
 
 __all__ = ["store", "wake"]  # fixtures
 

@@ -2,24 +2,21 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from control_plane.adapters.memory.wake import LocalWake
-from control_plane.adapters.sql.engine import open_database
-from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import SubjectId, TenantId
 from control_plane.contract.wire import Measure, QuotaEntry, QuotaRequest
 from control_plane.core.records import Limit, Tenant
 from control_plane.limits import SLICES, USAGE_KEPT_SECONDS, Quotas
 from control_plane.ports import CrossTenantReason, PlatformScope, TenantScope
+from tests.control_plane.databases import BOTH
 from tests.control_plane.serving import PROXY
-from tests.control_plane.test_store import new_database
 from tests.control_plane.workspace import ENDPOINT, Json, Workspace, sha256
 
 PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
@@ -201,16 +198,13 @@ def test_a_credentials_limits_go_with_it(granted: Workspace) -> None:
 # --- the store, on both databases ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlStore]:
-    database = open_database(await new_database(request.param, request, tmp_path))
-    await migrate(database.engine)
+@pytest.fixture
+async def store(database: Database) -> SqlStore:
     store = SqlStore(database, LocalWake())
     async with store.write(PLATFORM) as records:
         await records.tenants.add(Tenant(ACME, 1.0))
         await records.limits.add(LIMIT)
-    yield store
-    await database.close()
+    return store
 
 
 LIMIT = Limit(
@@ -235,6 +229,7 @@ async def test_a_limit_is_read_back_unchanged(store: SqlStore) -> None:
         assert await records.limits.of_tenant(ACME) == []
 
 
+@BOTH
 @pytest.mark.guards(FILE, "more = USAGE.c.granted + wanted <= limit.amount", "more = USAGE.c.granted >= 0")
 async def test_proxies_that_ask_at_once_never_get_more_than_there_is(store: SqlStore) -> None:
     dice, taken = random.Random(7), 0

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.control_plane.databases import new_database
 from tests.control_plane.serving import PROXY, ControlPlane, control_plane_in
-from tests.control_plane.test_store import new_database
 from tests.control_plane.workspace import ENDPOINT, HOST, SECRET, Json, Workspace
 
 VICTIM_SECRET, ATTACKER_SECRET = "victims-key-0123456789", "attackers-key-0123456789"

@@ -24,15 +24,16 @@ from control_plane.core.probe import InvalidProbeError, Probe
 from control_plane.core.rotation import PROBE_CLIENT
 from control_plane.ports import ProbeCall, ProbeReply
 from control_plane.probing import LEASE_SECONDS
+from tests.control_plane.databases import BOTH
 from tests.control_plane.rotating import ACME, DESTINATION, NAME, NEW, OLD, OPERATOR, Replica
-from tests.control_plane.test_rotation import BOTH, database, in_use, migrated_file  # noqa: F401 (fixtures)
+from tests.control_plane.test_rotation import in_use
 
 PROBE = Probe("GET", "/v1/me")
 TRY: dict[str, Any] = {"probes": True, "probe": PROBE}
 
 
 @pytest.fixture
-async def replica(database: Database) -> Replica:  # noqa: F811
+async def replica(database: Database) -> Replica:
     made = Replica(database)
     await made.grant(await made.add_credential(), "alice", "bob")
     return made

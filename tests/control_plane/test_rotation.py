@@ -1,58 +1,23 @@
 """Rotations step by step, on SQLite and on PostgreSQL: what is in use, for whom, and what becomes of the rest."""
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from control_plane.adapters.sql.engine import Database, open_database
-from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.engine import Database
 from control_plane.contract.caller import SubjectId
 from control_plane.contract.destination import parse_destination
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.contract.wire import Refused, ResolvedPlaceholder
 from control_plane.core.rotation import WINDOW_SECONDS, is_canary
+from tests.control_plane.databases import BOTH
 from tests.control_plane.rotating import ACME, NAME, NEW, NEWER, OLD, OPERATOR, PLATFORM, Replica
-from tests.control_plane.test_store import new_database
 
 FILE = "control_plane/rotation.py"
 SUBJECTS = [f"subject-{number}" for number in range(12)]
 CANARY: dict[str, Any] = {"canary_percent": 50, "canary_seconds": 600.0}
 OVERLAP: dict[str, Any] = {"overlap_seconds": 3600.0}
-
-
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of SQLite that nothing is in yet: copying it takes a hundredth of making it."""
-    path = tmp_path_factory.mktemp("migrated") / "store.sqlite"
-
-    async def make() -> None:
-        made = open_database(f"sqlite+aiosqlite:///{path}")
-        await migrate(made.engine)
-        await made.close()
-
-    asyncio.run(make())
-    return path
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
-async def database(request: pytest.FixtureRequest, tmp_path: Path, migrated_file: Path) -> AsyncIterator[Database]:
-    """PostgreSQL takes a second to make: most of what is here is shown on it by the long run."""
-    if request.param == "sqlite":
-        shutil.copy(migrated_file, tmp_path / "store.sqlite")
-        opened = open_database(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite'}")
-    else:
-        opened = open_database(await new_database(request.param, request, tmp_path))
-        await migrate(opened.engine)
-    yield opened
-    await opened.close()
-
-
-BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-"""Where several write at once, the two databases differ."""
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Created, HookAsk, HookFailedError, ProbeReply
 from control_plane.scheduling import NewSchedule, ScheduleKeeper
 from control_plane.trail import Trail
+from tests.control_plane.databases import BOTH
 from tests.control_plane.rotating import ACME, NAME, NEW, NEWER, OLD, OPERATOR, Replica
-from tests.control_plane.test_rotation import BOTH, database, migrated_file  # noqa: F401 (fixtures)
 from tests.support.upstream import Request, Upstream, Wire, message
 
 DAY = 86_400.0
@@ -62,7 +62,7 @@ class Maker:
 
 
 @pytest.fixture
-async def replica(database: Database) -> Replica:  # noqa: F811
+async def replica(database: Database) -> Replica:
     made = Replica(database)
     await made.add_credential()
     return made

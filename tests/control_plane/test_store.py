@@ -6,13 +6,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.sql.engine import WRITER_WAITS_SECONDS, Database, UnsupportedDatabaseError, open_database
@@ -43,24 +42,11 @@ from control_plane.core.records import (
     VersionState,
 )
 from control_plane.ports import CrossTenantReason, PlatformScope, TakenError, TenantScope
+from tests.control_plane.databases import new_database
 
 PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
 ACME, EVIL = TenantId("acme"), TenantId("evil")
 ALICE = SubjectId("alice")
-
-_names = count(1)
-
-
-async def new_database(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    """The URL of an empty database."""
-    if kind == "sqlite":
-        return f"sqlite+aiosqlite:///{folder / 'store.sqlite'}"
-    server, name = request.getfixturevalue("server"), f"store_{next(_names)}"
-    engine = create_async_engine(server + "postgres", isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
-        await connection.execute(text(f"CREATE DATABASE {name}"))
-    await engine.dispose()
-    return f"{server}{name}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -14,8 +14,9 @@ from control_plane.core.records import Tenant
 from control_plane.ports import CrossTenantReason, PlatformScope, TenantScope
 from control_plane.trail import ADMINISTRATOR, Actor, Trail
 from tests.control_plane.conftest import OwnControlPlane
+from tests.control_plane.databases import BOTH
 from tests.control_plane.serving import ADMIN_TOKEN, ControlPlane
-from tests.control_plane.test_chaining import Ledger, database, ledger  # noqa: F401 (fixtures)
+from tests.control_plane.test_chaining import Ledger, ledger  # noqa: F401 (a fixture)
 from tests.control_plane.workspace import JWT, Json, Workspace
 
 PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
@@ -140,6 +141,7 @@ def test_an_answer_says_nothing_of_the_trail_where_it_took_everything(own_worksp
     assert "coatcheck-audit" not in answer.headers
 
 
+@BOTH
 async def test_a_repair_is_committed_although_its_record_failed(ledger: Ledger) -> None:  # noqa: F811
     by = Actor(ADMINISTRATOR, "req_1")
     await ledger.tamper_table("ALTER TABLE audit_events RENAME TO elsewhere")
@@ -158,6 +160,7 @@ async def test_a_repair_is_committed_although_its_record_failed(ledger: Ledger) 
     assert (await ledger.found(ACME)).last == 1
 
 
+@BOTH
 async def test_an_issue_is_rolled_back_with_its_failing_record(ledger: Ledger) -> None:  # noqa: F811
     by = Actor(ADMINISTRATOR, "req_1")
     await ledger.tamper_table("ALTER TABLE audit_events RENAME TO elsewhere")
