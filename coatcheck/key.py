@@ -10,7 +10,7 @@ from coatcheck.terminal import WrongUsageError, done, invocation, local_time, sh
 
 app = typer.Typer(help="List and rotate the control plane's own keys.", no_args_is_help=True)
 
-_PURPOSES = ("signing", "tag")
+_PURPOSES = ("signing", "tag", "audit")
 
 
 @app.command("list")
@@ -40,14 +40,14 @@ def list_(context: typer.Context) -> None:
 @app.command("rotate")
 def rotate(
     context: typer.Context,
-    purpose: Annotated[str, typer.Argument(metavar="signing|tag", show_default=False)],
+    purpose: Annotated[str, typer.Argument(metavar="signing|tag|audit", show_default=False)],
     compromised: Annotated[
         bool, typer.Option("--compromised", help="The old keys go at once, with all that they made.")
     ] = False,
 ) -> None:
     """Make a new key. Everybody learns it before it is used, and the old one is kept while anything needs it."""
     if purpose not in _PURPOSES:
-        raise WrongUsageError(f"there is no ring of keys of that name; there are {' and '.join(_PURPOSES)}")
+        raise WrongUsageError(f"there is no ring of keys of that name; there are {', '.join(_PURPOSES)}")
     with control_plane_of(context) as control_plane:
         key = control_plane.rotate_key(purpose, compromised=compromised)
     if invocation(context).as_json:

@@ -17,7 +17,7 @@ from control_plane.contract.refusal import RefusedError
 from control_plane.core.records import KeyPurpose, OwnKey
 from control_plane.core.sealing import own_key_aad
 from control_plane.custody import Custody, UnopenableError
-from control_plane.own_keys import KEYS_DO_NOT_OPEN, SigningKey
+from control_plane.own_keys import KEYS_DO_NOT_OPEN, SigningKey, key_in_use
 from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, Store, TakenError
 
 LOOK_AGAIN_SECONDS: Final = 15.0
@@ -29,13 +29,13 @@ _log = structlog.get_logger("control_plane.audit_keys")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AuditKeyRing:
-    """Newest first, never empty."""
+    """The one in use first, never empty. The others verify what they signed, or are going to sign."""
 
     keys: tuple[SigningKey, ...]
 
     def sign(self, message: bytes) -> tuple[str, bytes]:
-        newest = self.keys[0]
-        return newest.id, newest.private.sign(message)
+        in_use = self.keys[0]
+        return in_use.id, in_use.private.sign(message)
 
     @property
     def public_keys(self) -> dict[str, Ed25519PublicKey]:
@@ -79,8 +79,10 @@ class AuditKeys:
         return await self._stored()
 
     def _opened(self, stored: Sequence[OwnKey]) -> AuditKeyRing:
+        in_use = key_in_use(stored, self._clock())
+        in_order = sorted(stored, key=lambda key: key.id != in_use.id)
         try:
-            return AuditKeyRing(tuple(SigningKey.of(self._open(key)) for key in stored))
+            return AuditKeyRing(tuple(SigningKey.of(self._open(key)) for key in in_order))
         except UnopenableError:
             _log.error("own_keys_do_not_open", purpose=KeyPurpose.AUDIT.value)
             raise RefusedError(KEYS_DO_NOT_OPEN) from None

@@ -25,7 +25,9 @@ longer than a proxy that hears events, or a replica, goes on with what it knows.
 _SLACK_SECONDS: Final = 2 * LOOK_AGAIN_SECONDS + session_token.CLOCK_SKEW_SECONDS
 """How much later than the others a replica may still use an old key."""
 _LONGEST_SIGNED_SECONDS: Final = max(session_token.LIFETIME_SECONDS, client_token.LIFETIME_SECONDS)
-TURNED: Final = (KeyPurpose.SIGNING, KeyPurpose.TAG)
+TURNED: Final = (KeyPurpose.SIGNING, KeyPurpose.TAG, KeyPurpose.AUDIT)
+_PROVES: Final = frozenset({KeyPurpose.AUDIT})
+"""What it signed is checked for as long as the trail is kept: an old one never goes, not even one that leaked."""
 
 
 class KeyState(StrEnum):
@@ -50,7 +52,7 @@ class KeyKeeper:
         self._clock = clock
 
     async def list(self) -> Sequence[DescribedKey]:
-        """Both rings, each newest first."""
+        """Every ring, each newest first."""
         now = self._clock()
         async with self._store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
             rings = [await records.own_keys.list(purpose) for purpose in TURNED]
@@ -62,7 +64,7 @@ class KeyKeeper:
         now = self._clock()
         new = await self._own_keys.made(purpose, in_use_from=now if compromised else now + PUBLISHED_SECONDS)
         async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
-            if compromised:
+            if compromised and purpose not in _PROVES:
                 await records.own_keys.remove(await records.own_keys.list(purpose))
             await records.own_keys.add(new)
             await self._told(records, purpose)
@@ -82,7 +84,7 @@ class KeyKeeper:
     async def _over(self, records: Records, purpose: KeyPurpose) -> Sequence[OwnKey]:
         now = self._clock()
         ring = await records.own_keys.list(purpose)
-        if not ring:
+        if not ring or purpose in _PROVES:
             return ()
         in_use = key_in_use(ring, now)
         old = [key for key in ring if key.in_use_from <= in_use.in_use_from and key.id != in_use.id]

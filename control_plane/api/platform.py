@@ -16,7 +16,7 @@ from control_plane.core.records import Injector, KeyPurpose
 from control_plane.injectors import Injectors
 from control_plane.keys import DescribedKey, KeyKeeper
 
-PurposePath = Annotated[Literal["signing", "tag"], Path()]
+PurposePath = Annotated[Literal["signing", "tag", "audit"], Path()]
 
 
 class KeyRotationIn(BaseModel):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from control_plane.chaining import EVENTS_AT_ONCE, Chaining
 from control_plane.contract.caller import TenantId
 from control_plane.contract.wire import AuditEvent
 from control_plane.core.chain import Finding, Head, Verification, head_from_line
+from control_plane.core.records import KeyPurpose
 from control_plane.core.sealing import Kek
 from control_plane.custody import Custody
+from control_plane.own_keys import OwnKeyring
 from control_plane.ports import CrossTenantReason, PlatformScope, Scope, TenantScope
 from control_plane.trail import Trail
 from control_plane.trail_export import TrailExport
@@ -67,12 +70,17 @@ class Ledger:
             await self.write(size, tenant)
             await self.chaining.link()
 
+    async def rotate_key(self, *, in_use_from: float) -> None:
+        own_keys = OwnKeyring(self.store, self.custody, clock=lambda: self.now, entropy=os.urandom)
+        async with self.store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            await records.own_keys.add(await own_keys.made(KeyPurpose.AUDIT, in_use_from=in_use_from))
+
     async def export(self, tenant: TenantId | None = ACME, *, after: int = 0) -> list[dict[str, Any]]:
         pages = TrailExport(self.store).lines(of(tenant), tenant, after=after)
         return [json.loads(json.dumps(line)) async for page in pages for line in page]
 
     async def found(self, tenant: TenantId | None = ACME, *, after: int = 0, heads: tuple[Head, ...] = ()) -> Finding:
-        keys = await AuditKeys(self.store, self.custody, clock=lambda: NOW, entropy=entropy).ring()
+        keys = await AuditKeys(self.store, self.custody, clock=lambda: self.now, entropy=entropy).ring()
         verification = Verification(keys.public_keys, known_heads=heads)
         for line in await self.export(tenant, after=after):
             verification.read(line)
@@ -192,6 +200,21 @@ async def test_a_batch_that_a_proxy_sends_again_is_linked_once(ledger: Ledger) -
         await ledger.chaining.link()
 
     assert (await ledger.found()).last == 1
+
+
+async def test_a_chain_goes_on_under_a_new_key_and_verifies_with_both(ledger: Ledger) -> None:
+    await ledger.chained(2)
+    await ledger.rotate_key(in_use_from=ledger.now + 600)
+    await ledger.chained(1)
+    ledger.now += 601
+    await ledger.chained(3)
+
+    finding = await ledger.found()
+
+    signers = [head.key_id for head in await ledger.heads()]
+    assert finding.is_whole
+    assert signers[0] == signers[1] != signers[2]
+    assert finding.key_ids == set(signers)
 
 
 # --- what somebody with the database in his hands can do --------------------------------------------------------------

@@ -210,8 +210,27 @@ def test_turning_a_ring_is_in_the_trail_and_shows_no_key(workspace: Workspace) -
     assert not any(key in shown for key in tag_keys(workspace.control_plane))
 
 
+@pytest.mark.guards("control_plane/keys.py", "if compromised and purpose not in _PROVES:", "if compromised:")
+def test_a_key_of_the_audit_trail_stays_even_where_it_leaked(workspace: Workspace) -> None:
+    """What it signed could not be checked any more."""
+    before = audit_keys(workspace)
+    assert before
+
+    made = workspace.control_plane.made("POST", "/v1/keys/audit/rotate", {"compromised": True})
+    workspace.control_plane.clock.advance(30)
+
+    assert made["state"] == "in_use"
+    assert audit_keys(workspace)[1:] == before
+
+
+def audit_keys(workspace: Workspace) -> list[str]:
+    """Key ids, the one in use first."""
+    keys = workspace.control_plane.made("GET", "/.well-known/coatcheck-audit-keys.json")["keys"]
+    return [key["kid"] for key in keys]
+
+
 def test_there_is_no_other_ring_to_turn(workspace: Workspace) -> None:
-    for purpose in ("audit", "nothing"):
+    for purpose in ("webhook", "nothing"):
         assert workspace.control_plane.admin("POST", f"/v1/keys/{purpose}/rotate", {}).status_code == 422
 
 
