@@ -73,6 +73,17 @@ def pin(pid: int, core: int) -> None:
         os.sched_setaffinity(int(thread.name), {core})
 
 
+def yield_to_others(pid: int) -> None:
+    """Run it at the lowest priority: alone on its core it has all of it, beside others next to nothing.
+
+    With autogroups (sched(7)) priorities count inside a session only, so its session is given the lowest one too.
+    """
+    os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    if autogroup.exists():
+        autogroup.write_text(str(LOWEST_PRIORITY))
+
+
 def open_origin(stack: ExitStack, folder: Path, ca: trustme.CA) -> Origin:
     certificate = ca.issue_cert("localhost", "127.0.0.1")
     private_file(folder / "origin.pem", certificate.private_key_and_cert_chain_pem.bytes().decode())
@@ -152,7 +163,7 @@ def start_this_proxy(stack: ExitStack, folder: Path) -> Deployment:
     stack.callback(deployment.stop)
     for pid in deployment.control_plane.pids():
         pin(pid, LOAD_CORE)
-        os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
+        yield_to_others(pid)
     for pid in deployment.proxy.served.pids():
         pin(pid, PROXY_CORE)
     return deployment

@@ -28,7 +28,7 @@ def test_keys_are_listed_and_turned(machine: Machine) -> None:
     after = {each["id"]: each["state"] for each in machine.json("key", "list")}
     wrong = machine.typed("key", "rotate", "everything", status=2)
 
-    assert {each["purpose"] for each in before} == {"signing", "tag"}
+    assert {each["purpose"] for each in before} == {"signing", "tag", "audit"}
     assert after[turned["id"]] == "published"
     assert [after[each["id"]] for each in before] == ["in_use"] * len(before)
     assert "signing and tag" in wrong.err
