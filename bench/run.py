@@ -25,7 +25,7 @@ from typing import Final
 from rich.console import Console
 
 from bench import contestants, report
-from bench.contestants import LOAD_CORE, Row, pin
+from bench.contestants import Row, pin_to_load_core
 from bench.load import Measured
 
 QUIET: Final = 0.5
@@ -117,7 +117,7 @@ def _load(row: Row, *, replace_seconds: float, options: argparse.Namespace) -> M
     )
     run = subprocess.run(
         [sys.executable, "-m", "bench.load", json.dumps(asdict(plan))],
-        capture_output=True, text=True, timeout=60, preexec_fn=lambda: pin(os.getpid(), LOAD_CORE),
+        capture_output=True, text=True, timeout=60, preexec_fn=lambda: pin_to_load_core(os.getpid()),
     )  # fmt: skip
     if run.returncode:
         raise RuntimeError(f"{row.name}: {run.stderr.strip().splitlines()[-1]}")
@@ -131,7 +131,7 @@ def _wrk(row: Row, options: argparse.Namespace) -> dict[str, float]:
     url = f"http://{row.plan.host}:{row.plan.port}{first.split(' ')[1]}"
     run = subprocess.run(
         ["wrk", "-t1", f"-c{options.connections}", f"-d{max(1, round(options.seconds))}s", "--latency", *headers, url],
-        capture_output=True, text=True, timeout=60, preexec_fn=lambda: pin(os.getpid(), LOAD_CORE),
+        capture_output=True, text=True, timeout=60, preexec_fn=lambda: pin_to_load_core(os.getpid()),
     )  # fmt: skip
     if "Non-2xx" in run.stdout or "Socket errors" in run.stdout or run.returncode:
         raise RuntimeError(f"{row.name}, by wrk: {run.stdout}{run.stderr}")

@@ -35,6 +35,7 @@ from egress_proxy.leaks import LeakWatch
 from egress_proxy.load import Loads, client_limit
 from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
+from egress_proxy.outlet import Turn
 from egress_proxy.probe import SwapProbe
 from egress_proxy.quotas import QuotaLink
 from egress_proxy.replies import ReplyTally
@@ -169,9 +170,10 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     ca = _interception_ca(settings)
     leaf_contexts = LeafContexts(ca, limit=settings.leaf_contexts, clock=utc_now)
     cache = Cache(limit=settings.cache_entries, monotonic=loop.time, clock=time.time)
-    own = OwnListeners()
+    own, turn = OwnListeners(), Turn(loop)
     upstreams = Upstreams(
         loop=loop,
+        turn=turn,
         book=AddressBook(loop),
         own=own,
         context=upstream_tls_context(settings.upstream_ca_files),
@@ -193,6 +195,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     quota_link = QuotaLink(cache.quotas, client.quota, monotonic=loop.time)
     services = Services(
         loop=loop,
+        turn=turn,
         view=cache,
         ask=lambda question: (
             quota_link.ask(question.limit) if isinstance(question, AskQuota) else resolver.ask(question)

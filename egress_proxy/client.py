@@ -48,6 +48,7 @@ from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, presented_certificate
 from egress_proxy.exchange import Exchange
 from egress_proxy.load import OVERLOADED, Load
 from egress_proxy.logs import place_of
+from egress_proxy.outlet import Outlet
 from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, read_preamble
 from egress_proxy.refusals import render_refusal
 from egress_proxy.services import Services
@@ -114,6 +115,7 @@ class ClientConnection(asyncio.Protocol):
         "_misdirected",
         "_opener_credential",
         "_out",
+        "_outlet",
         "_prepared",
         "_raw",
         "_request_id",
@@ -122,7 +124,6 @@ class ClientConnection(asyncio.Protocol):
         "_stage",
         "_task",
         "_tls",
-        "_transport",
         "_tunnel_context",
         "_unopened",
         "exchange",
@@ -138,7 +139,7 @@ class ClientConnection(asyncio.Protocol):
             path_credential_allowed=services.path_credential_allowed,
         )
         self._listener_context = listener_context
-        self._transport: asyncio.Transport | None = None
+        self._outlet: Outlet | None = None
         self._listener_tls: TlsLayer | None = None
         self._tls: TlsLayer | None = None
         self._out: Lower | None = None
@@ -195,16 +196,15 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        self._transport = transport
-        self._out = transport
-        self.write = transport.write
+        self._outlet = self._out = outlet = Outlet(transport, self.services.turn)
+        self.write = outlet.write
         self._since = self.services.loop.time()
         self.services.clients.add(self)
         self.services.counters.connections += 1
         if self._listener_context is not None:
             self._listener_tls = self._out = TlsLayer(
                 loop=self.services.loop,
-                lower=transport,
+                lower=outlet,
                 context=self._listener_context,
                 server_hostname=None,
                 on_established=self._listener_established,
@@ -1003,14 +1003,14 @@ class ClientConnection(asyncio.Protocol):
     def _client_ended(self, _cleanly: bool) -> None:
         was_busy = self._is_busy
         self._drop_work()
-        if self._transport is not None:
-            self._transport.abort() if was_busy else self._transport.close()
+        if self._outlet is not None:
+            self._outlet.abort() if was_busy else self._outlet.close()
 
     def _tls_failed(self, error: ssl.SSLError) -> None:
         log.debug("client_tls_failed", reason=error.reason)
         self._drop_work()
-        if self._transport is not None:
-            self._transport.close()  # after the alert
+        if self._outlet is not None:
+            self._outlet.close()  # after the alert
 
     def _drop_work(self) -> None:
         self._is_done = True
@@ -1048,7 +1048,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _end_linger(self, now: float) -> None:
         """A client that does not read its last reply either is not waited for without end."""
-        is_read = self._transport is None or not self._transport.get_write_buffer_size()
+        is_read = self._outlet is None or not self._outlet.transport.get_write_buffer_size()
         if now - self._since > (LINGER_SECONDS if is_read else self.services.timeouts.silence):
             self.abort()
 
@@ -1061,9 +1061,9 @@ class ClientConnection(asyncio.Protocol):
     @property
     def paused_descriptor(self) -> int | None:
         """The socket to look at for a hang-up while nothing is read from it; None while it is read."""
-        if not self._is_paused or self._transport is None or self._transport.is_closing():
+        if not self._is_paused or self._outlet is None or self._outlet.is_closing():
             return None
-        sock = self._transport.get_extra_info("socket")
+        sock = self._outlet.transport.get_extra_info("socket")
         return sock.fileno() if sock is not None else None
 
     def hung_up(self) -> None:

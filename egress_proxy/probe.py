@@ -30,6 +30,7 @@ from egress_proxy.core.view import AskQuota, KnownCaller, KnownWorkload, Resolve
 from egress_proxy.leaks import LeakWatch
 from egress_proxy.load import Loads
 from egress_proxy.metrics import Counters
+from egress_proxy.outlet import Turn
 from egress_proxy.services import Services
 from egress_proxy.upstream import Lane, UpstreamConnection
 
@@ -82,11 +83,13 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
     synthetic = SyntheticView()
     far_end, near_end = socket.socketpair()
     lane = Lane("probe", _ENDPOINT)
-    upstream = UpstreamConnection(loop=loop, lane=lane, address="", on_closed=lambda _: None)
+    turn = Turn(loop)
+    upstream = UpstreamConnection(loop=loop, turn=turn, lane=lane, address="", on_closed=lambda _: None)
     upstream_transport, _ = await loop.create_connection(lambda: upstream, sock=near_end)
     client_end, proxy_end = socket.socketpair()
     services = Services(
         loop=loop,
+        turn=turn,
         view=synthetic,
         ask=_never_asked,
         upstreams=_OneUpstream(upstream),

@@ -34,11 +34,16 @@ class QuotaLink:
         key = (limit.id, limit.bucket)
         asking = self._asking.get(key)
         if asking is None:
-            asking = asyncio.ensure_future(self._send([self._quotas.question(limit)]))
-            self._asking[key] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+            asking = self._asking[key] = asyncio.ensure_future(self._ask(key, limit))
         # Shielded: one client that leaves does not take the answer from the others that wait for it.
         await asyncio.shield(asking)
+
+    async def _ask(self, key: tuple[str, str], limit: BoundLimit) -> None:
+        try:
+            await self._send([self._quotas.question(limit)])
+        finally:
+            # Before anybody goes on: who finds the answer used up asks anew, and does not wait for this one again.
+            del self._asking[key]
 
     async def run(self) -> None:
         """Report, for ever."""

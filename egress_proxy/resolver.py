@@ -174,9 +174,7 @@ class Resolver:
         """Have the question answered into the cache, also with a refusal. Raises nothing for an outage."""
         asking = self._asking.get(ask)
         if asking is None:
-            asking = asyncio.ensure_future(self._ask(ask))
-            self._asking[ask] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(ask, None))
+            asking = self._asking[ask] = asyncio.ensure_future(self._ask(ask))
         # Shielded: one client that leaves does not take the answer from the others that wait for it.
         await asyncio.shield(asking)
 
@@ -237,6 +235,9 @@ class Resolver:
             reason = "overtaken by events"
         except (ControlPlaneError, UnexpectedAnswerError) as error:
             reason = str(error)
+        finally:
+            # Before anybody goes on: who finds the answer gone again asks anew, and does not wait for this one.
+            del self._asking[ask]
         self._counters.resolves["failed"] += 1
         log.warning("resolve_failed", question=ask.kind, reason=reason)
         self._cache.could_not_ask(ask)

@@ -17,6 +17,7 @@ from egress_proxy.core.view import AskQuota, CacheView
 from egress_proxy.leaks import LeakWatch
 from egress_proxy.load import Loads
 from egress_proxy.metrics import Counters
+from egress_proxy.outlet import Turn
 from egress_proxy.replies import ReplyTally
 from egress_proxy.upstream import Lane, UpstreamConnection
 
@@ -66,6 +67,7 @@ class Services:
     """Mutable only in its registries and in `is_draining`."""
 
     loop: asyncio.AbstractEventLoop
+    turn: Turn
     view: CacheView
     ask: Callable[[Ask | AskQuota], Awaitable[None]]
     """Has the control plane answer a question into the view. Never raises for an outage: the view then refuses."""

@@ -19,6 +19,7 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from egress_proxy.addresses import AddressBook, OwnListeners, check_addresses, judge
 from egress_proxy.core.decision import Forward
 from egress_proxy.metrics import Counters
+from egress_proxy.outlet import Outlet, Turn
 from egress_proxy.tls import Lower, TlsLayer
 
 STAGGER_SECONDS: Final = 0.25
@@ -79,8 +80,9 @@ class UpstreamConnection(asyncio.Protocol):
         "_loop",
         "_lower",
         "_on_closed",
+        "_outlet",
         "_tls",
-        "_transport",
+        "_turn",
         "address",
         "idle_since",
         "lane",
@@ -93,13 +95,15 @@ class UpstreamConnection(asyncio.Protocol):
         self,
         *,
         loop: asyncio.AbstractEventLoop,
+        turn: Turn,
         lane: Lane,
         address: str,
         on_closed: Callable[["UpstreamConnection"], None],
     ) -> None:
         self._loop = loop
+        self._turn = turn
         self._on_closed = on_closed
-        self._transport: asyncio.Transport | None = None
+        self._outlet: Outlet | None = None
         self._tls: TlsLayer | None = None
         self._lower: Lower | None = None
         self._established: asyncio.Future[None] | None = None
@@ -164,19 +168,19 @@ class UpstreamConnection(asyncio.Protocol):
         """At once: nothing more is wanted from it, and nothing that was not yet written is worth sending."""
         self._is_closed()
         self.reader = None
-        if self._transport is not None:
-            self._transport.abort()
+        if self._outlet is not None:
+            self._outlet.abort()
 
     # --- dialling ---
 
     async def secure(self, context: ssl.SSLContext, host: str) -> None:
         """TLS, verified for the host. Raises `ssl.SSLError` or `ConnectionError`."""
-        if self._closed or self._transport is None:
+        if self._closed or self._outlet is None:
             raise ConnectionResetError("the upstream spoke, or hung up, before TLS")
         self._established = self._loop.create_future()
         self._tls = TlsLayer(
             loop=self._loop,
-            lower=self._transport,
+            lower=self._outlet,
             context=context,
             server_hostname=host,
             session=self._session_of(context),
@@ -199,9 +203,8 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        self._transport = transport
-        self._lower = transport
-        self.write = transport.write
+        self._outlet = self._lower = outlet = Outlet(transport, self._turn)
+        self.write = outlet.write
 
     def data_received(self, data: bytes) -> None:
         if self._tls is not None:
@@ -257,10 +260,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_closed()
         if reader is not None:
             reader.upstream_ended(cleanly=cleanly)
-        if self._transport is not None:
-            self._transport.abort()
+        if self._outlet is not None:
+            self._outlet.abort()
 
     def _failed(self, error: ssl.SSLError) -> None:
+        if self._outlet is not None:
+            self._outlet.flush()  # the alert
         self._fail_establishing(error)
         self._ended(False)
 
@@ -280,6 +285,7 @@ class Upstreams:
         self,
         *,
         loop: asyncio.AbstractEventLoop,
+        turn: Turn,
         book: AddressBook,
         own: OwnListeners,
         context: ssl.SSLContext,
@@ -289,6 +295,7 @@ class Upstreams:
         counters: Counters,
     ) -> None:
         self._loop = loop
+        self._turn = turn
         self._book = book
         self._own = own
         self._context = context
@@ -419,7 +426,9 @@ class Upstreams:
         )
 
     async def _dial(self, lane: Lane, address: str) -> UpstreamConnection:
-        connection = UpstreamConnection(loop=self._loop, lane=lane, address=address, on_closed=self._forget)
+        connection = UpstreamConnection(
+            loop=self._loop, turn=self._turn, lane=lane, address=address, on_closed=self._forget
+        )
         await self._loop.create_connection(lambda: connection, address, lane.endpoint.port)
         self._all.add(connection)
         return connection

@@ -31,7 +31,7 @@ def test_keys_are_listed_and_turned(machine: Machine) -> None:
     assert {each["purpose"] for each in before} == {"signing", "tag", "audit"}
     assert after[turned["id"]] == "published"
     assert [after[each["id"]] for each in before] == ["in_use"] * len(before)
-    assert "signing and tag" in wrong.err
+    assert "signing, tag, audit" in wrong.err
     assert "published" in machine.typed("key", "list").out
 
 

@@ -46,34 +46,34 @@ def events_of(control_plane: ControlPlane) -> list[tuple[str, bool]]:
     return [(kind, bool(revoked)) for kind, revoked in control_plane.look("SELECT kind, revoked FROM outbox")]
 
 
-TAKEN_BACK: dict[str, tuple[Callable[[Workspace, Json], object], tuple[str, bool]]] = {
+TAKEN_BACK: dict[str, tuple[Callable[[Workspace, Json], object], set[tuple[str, bool]]]] = {
     "its credential deleted": (
         lambda w, session: w.control_plane.made("DELETE", w.path("credentials/example")),
-        ("credential", True),
+        {("credential", True)},
     ),
     "its credential narrowed": (
         lambda w, session: w.patch_credential({"destinations": [{"url": "https://api.example.com/v1"}]}),
-        ("credential", True),
+        {("credential", True)},
     ),
     "its grant removed": (
         lambda w, session: w.remove_grant(w.control_plane.made("GET", w.path("grants"))["items"][0]),
-        ("grant", True),
+        {("grant", True)},
     ),
-    "its session ended": (lambda w, session: w.end_session(session), ("session", True)),
+    "its session ended": (lambda w, session: w.end_session(session), {("session", True)}),
     "its client removed": (
         lambda w, session: w.control_plane.made("DELETE", f"/v1/clients/{w.runtime}"),
-        ("session", True),
+        {("session", True), ("proxy_credential", True)},
     ),
     "its tenant removed": (
         lambda w, session: w.control_plane.made("DELETE", f"/v1/tenants/{w.tenant}"),
-        ("tenant", True),
+        {("tenant", True)},
     ),
 }
 
 
 @pytest.mark.parametrize(("take_back", "told"), TAKEN_BACK.values(), ids=TAKEN_BACK.keys())
-def test_taking_back_twenty_thousand_placeholders_is_one_event_and_at_once(
-    piled: tuple[Workspace, Json], take_back: Callable[[Workspace, Json], object], told: tuple[str, bool]
+def test_taking_back_twenty_thousand_placeholders_is_one_event_of_a_kind_and_at_once(
+    piled: tuple[Workspace, Json], take_back: Callable[[Workspace, Json], object], told: set[tuple[str, bool]]
 ) -> None:
     workspace, session = piled
     heard = len(events_of(workspace.control_plane))
@@ -85,7 +85,7 @@ def test_taking_back_twenty_thousand_placeholders_is_one_event_and_at_once(
     events = events_of(workspace.control_plane)[heard:]
     usable = "SELECT COUNT(*) FROM tokens WHERE revoked_at IS NULL AND kind = 'placeholder'"
     assert took < AT_ONCE_SECONDS
-    assert [event for event in events if event[1]] == [told]
+    assert sorted(event for event in events if event[1]) == sorted(told)
     assert workspace.control_plane.look(usable) == [(0,)]
 
 

@@ -1,11 +1,16 @@
 """Limits on the wire: what is used up is refused with a time to come back, and what a model's reply cost is counted."""
 
+import asyncio
 import secrets
 import threading
+from collections.abc import Sequence
 
 import pytest
 
-from control_plane.contract.wire import BoundLimit, Measure
+from control_plane.contract.wire import BoundLimit, Measure, QuotaAnswer, QuotaEntry, QuotaGrant
+from egress_proxy.client import MAX_ROUNDS
+from egress_proxy.core.quota import Quotas
+from egress_proxy.quotas import QuotaLink
 from tests.egress_proxy.world import World, get
 from tests.support.control_plane_simulator import Ticket
 from tests.support.raw_client import Line
@@ -177,3 +182,26 @@ def streamed(*events: bytes, gate: Gate | None = None) -> Behaviour:
         await wire.write(chunk(b""))
 
     return behave
+
+
+@pytest.mark.guards("egress_proxy/quotas.py", "            del self._asking[key]", "            pass")
+async def test_who_finds_a_slice_used_up_by_others_asks_for_another() -> None:
+    asked: list[Sequence[QuotaEntry]] = []
+    limit = BoundLimit(id="lim", measure=Measure.REQUESTS, amount=9, window_seconds=60)
+
+    async def tell(entries: Sequence[QuotaEntry]) -> QuotaAnswer:
+        asked.append(entries)
+        return QuotaAnswer((QuotaGrant("lim", "", granted=1, window=1, ends_in_seconds=60.0),))
+
+    loop, quotas = asyncio.get_running_loop(), Quotas()
+    link = QuotaLink(quotas, tell, monotonic=loop.time)
+
+    async def takes_one_in_the_end() -> bool:
+        for _ in range(MAX_ROUNDS):
+            if quotas.take([limit], loop.time()) is not None:
+                return True
+            await link.ask(limit)
+        return False
+
+    assert await asyncio.gather(*(takes_one_in_the_end() for _ in range(4))) == [True] * 4
+    assert len(asked) == 4

@@ -13,6 +13,7 @@ from control_plane.contract.destination import Endpoint
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from egress_proxy.addresses import AddressBook, OwnListeners, check_addresses, is_local
 from egress_proxy.metrics import Counters
+from egress_proxy.outlet import Turn
 from egress_proxy.upstream import UpstreamConnection, Upstreams
 from tests.egress_proxy.world import World, get, reverse_path
 from tests.support.control_plane_simulator import Ticket
@@ -156,8 +157,10 @@ def test_an_address_is_looked_up_by_nobody() -> None:
 async def test_a_connection_that_is_not_simply_idle_is_not_lent_again(left: str, is_lent_again: bool) -> None:
     loop = asyncio.get_running_loop()
     near, far = socket.socketpair()
+    turn = Turn(loop)
     pool = Upstreams(
         loop=loop,
+        turn=turn,
         book=AddressBook(loop),
         own=OwnListeners(),
         context=ssl.create_default_context(),
@@ -168,7 +171,7 @@ async def test_a_connection_that_is_not_simply_idle_is_not_lent_again(left: str,
     )
     endpoint = Endpoint("http", "192.0.2.1", 80)
     lane = pool.lane("acme", endpoint)
-    connection = UpstreamConnection(loop=loop, lane=lane, address="192.0.2.1", on_closed=lambda _: None)
+    connection = UpstreamConnection(loop=loop, turn=turn, lane=lane, address="192.0.2.1", on_closed=lambda _: None)
     await loop.create_connection(lambda: connection, sock=near)
     match left:
         case "paused":

@@ -62,7 +62,7 @@ class Served:
         self._listens = threading.Event()
         self.process = subprocess.Popen(
             self.command, env=self.environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+            stderr=subprocess.STDOUT, text=True, errors="replace", process_group=0,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -1,0 +1,82 @@
+"""Bytes on their way out: kept for the rest of the event loop's turn, then written one connection after the other.
+
+Under load a turn reads from many connections. Writing to each between reading from two of them wakes a peer for every
+write, and has the caches change between the kernel's code and ours twice a request: together a quarter of the
+processor time (`make bench`). Where a turn has one event, its bytes leave as soon as its callbacks have returned.
+
+Rules: bytes keep their order; what was written before `close` or `write_eof` leaves before the end does; what was
+written before `abort` need not leave.
+"""
+
+import asyncio
+
+import structlog
+
+log = structlog.get_logger("egress_proxy")
+
+
+class Turn:
+    """One event loop's: the outlets that were written to since it last looked."""
+
+    __slots__ = ("_loop", "waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.waiting: list[Outlet] = []
+
+    def begin(self) -> None:
+        """Something is about to wait."""
+        self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for outlet in waiting:
+            outlet.flush()
+
+
+class Outlet:
+    """What is written to one transport. It is the lowest of the layers that a connection writes through."""
+
+    __slots__ = ("_data", "_send", "_turn", "is_closing", "pause_reading", "resume_reading", "transport")
+
+    def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
+        self.transport = transport
+        self.is_closing = transport.is_closing
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+        self._send = transport.write
+        self._turn = turn
+        self._data = b""
+
+    def write(self, data: bytes) -> None:
+        if self._data:
+            self._data += data
+            return
+        self._data = data
+        turn = self._turn
+        if not turn.waiting:
+            turn.begin()
+        turn.waiting.append(self)
+
+    def flush(self) -> None:
+        """Hand over what waits, now."""
+        data, self._data = self._data, b""
+        if not data or self.is_closing():
+            return
+        try:
+            self._send(data)
+        except Exception as error:  # border: the others' bytes come after this connection's
+            log.warning("write_failed", error=type(error).__name__)
+            self.transport.abort()
+
+    def write_eof(self) -> None:
+        self.flush()
+        self.transport.write_eof()
+
+    def close(self) -> None:
+        self.flush()
+        self.transport.close()
+
+    def abort(self) -> None:
+        self._data = b""
+        self.transport.abort()
