@@ -42,11 +42,12 @@ class RepeatedEvent:
 
     def __init__(self, event: AuditEvent) -> None:
         text = write(AUDIT_EVENT, event)
-        self._rest = text[text.index(b'"action":') :].decode()
+        self._rest = text[text.index(b'"action":') :]
 
     def encode(self, request_id: str, at: float) -> bytes:
         """As JSON, of that request at that time. `request_id` is our own, of characters that JSON takes as they are."""
-        return f'{{"event_id":"{request_id}","at":{at!r},"request_id":"{request_id}",{self._rest}'.encode()
+        name = request_id.encode()
+        return b'{"event_id":"%b","at":%.6f,"request_id":"%b",%b' % (name, at, name, self._rest)
 
 
 class _Part:

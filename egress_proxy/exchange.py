@@ -229,7 +229,7 @@ class Exchange:
                 out = self._reply_body(data)
             elif out := self._whole_reply(data):
                 self._client.write(out)
-                self._reply_is_complete()
+                self._served()
                 return
             else:
                 out = self._reply_head(data)
@@ -449,6 +449,20 @@ class Exchange:
             upstream.close()
 
     # --- ends ---
+
+    def _served(self) -> None:
+        """Request and reply were one whole piece each. Hot path: `_reply_is_complete`, where nothing else is left."""
+        if self.taken is not None or self._upstream is None or self.hits or self._continue_timer is not None:
+            self._reply_is_complete()
+            return
+        upstream, self._upstream = self._upstream, None
+        upstream.reader = None
+        assert self._reply is not None
+        if self._reply.keep_alive:
+            self._services.upstreams.give_back(upstream)
+        else:
+            upstream.close()
+        self._client.exchange_served(self, self._reply.status)
 
     def _reply_is_complete(self) -> None:
         reply = self._reply

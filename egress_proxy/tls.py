@@ -44,6 +44,7 @@ class TlsLayer:
         "_is_paused",
         "_loop",
         "_lower",
+        "_lower_write",
         "_object",
         "_on_data",
         "_on_end",
@@ -70,6 +71,7 @@ class TlsLayer:
         """`server_hostname` None: we are the server."""
         self._loop = loop
         self._lower = lower
+        self._lower_write = lower.write
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(
@@ -135,7 +137,7 @@ class TlsLayer:
         except ssl.SSLError as error:  # after a close_notify or a fatal alert
             self._fail(error)
             return
-        self._lower.write(self._outgoing.read())
+        self._lower_write(self._outgoing.read())
 
     def pause_reading(self) -> None:
         self._is_paused = True

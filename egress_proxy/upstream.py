@@ -88,6 +88,7 @@ class UpstreamConnection(asyncio.Protocol):
         "lane",
         "reader",
         "requests",
+        "tls_context",
         "write",
     )
 
@@ -116,14 +117,17 @@ class UpstreamConnection(asyncio.Protocol):
         self.reader: Reader | None = None
         self.write: Callable[[bytes], object] = _to_nobody
         """Toward the upstream: what is below, without a call between, until the connection is closed."""
+        self.tls_context: ssl.SSLContext | None = None
+        """By what its peer was verified; None where there is no TLS."""
         self.requests = 0
         self.idle_since = 0.0
 
     @property
     def is_reusable(self) -> bool:
         """Not when it is paused: a slow client's upstream may still be when the reply ends, and would hang the next."""
-        has_unread = self._tls is not None and self._tls.has_unread
-        return not (self._closed or self._is_paused or self._is_write_paused or has_unread)
+        if self._closed or self._is_paused or self._is_write_paused:
+            return False
+        return self._tls is None or not self._tls.has_unread
 
     def suits(self, forward: Forward) -> bool:
         """Whether it was dialled for this: same tenant and endpoint, and an address that may be private if it is."""
@@ -137,11 +141,6 @@ class UpstreamConnection(asyncio.Protocol):
         """The TLS session, for a next connection on the same lane to go on with (RFC 8446 §2.2)."""
         session = self._tls.session if self._tls is not None else None
         return (self._tls.context, session) if self._tls is not None and session is not None else None
-
-    @property
-    def tls_context(self) -> ssl.SSLContext | None:
-        """By what its peer was verified; None where there is no TLS."""
-        return self._tls.context if self._tls is not None else None
 
     def _session_of(self, context: ssl.SSLContext) -> ssl.SSLSession | None:
         known = self.lane.session
@@ -177,6 +176,7 @@ class UpstreamConnection(asyncio.Protocol):
         """TLS, verified for the host. Raises `ssl.SSLError` or `ConnectionError`."""
         if self._closed or self._outlet is None:
             raise ConnectionResetError("the upstream spoke, or hung up, before TLS")
+        self.tls_context = context
         self._established = self._loop.create_future()
         self._tls = TlsLayer(
             loop=self._loop,
@@ -380,8 +380,8 @@ class Upstreams:
             lane.idle.clear()
 
     def _is_trusted_still(self, connection: UpstreamConnection) -> bool:
-        own = connection.lane.ca_pem is not None
-        return own or connection.tls_context is None or connection.tls_context is self._context
+        context = connection.tls_context
+        return context is None or context is self._context or connection.lane.ca_pem is not None
 
     def tick(self, now: float) -> None:
         """Close what idled too long. Called now and then."""

@@ -20,7 +20,7 @@ from urllib.parse import quote, quote_plus
 GUARDED_CHARACTERS: Final = 20
 DECISIVE_CHARACTERS: Final = 12
 MIN_DERIVED_BYTES: Final = 8
-PROBE_BYTES: Final = 8
+PROBE_BYTES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -17,7 +17,7 @@ from egress_proxy.core.fields import Field
 from egress_proxy.core.http1 import Framing, RequestHead, ResponseHead, nominated
 from egress_proxy.core.substitution import dropped_lines, needles, render_closing, render_opening, slot_names
 
-PLAN_SECONDS: Final = 0.5
+PLAN_SECONDS: Final = 1.0
 """By how much a plan may outlive a cached answer; the cache believes its answers for so much less."""
 MAX_REMEMBERED_REPLY_BYTES: Final = 4_096
 _MAX_DIGITS: Final = 18
@@ -48,6 +48,7 @@ class Plan:
         "_until",
         "_wire_after",
         "_wire_before",
+        "counts_replies",
         "forward",
         "head",
         "is_plain",
@@ -61,6 +62,7 @@ class Plan:
         self.forward = forward
         self.needles = needles(forward.swaps)
         """What the reply is searched for; empty where nothing was swapped."""
+        self.counts_replies = any(binding.reports_replies for binding in forward.bindings)
         self.reply: RepeatedReply | None = None
         is_more = head.expects_continue or head.opens_websocket or bool(forward.limits)
         self.is_plain = not is_more and head.framing is not Framing.CHUNKED

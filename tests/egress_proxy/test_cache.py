@@ -26,6 +26,7 @@ from control_plane.contract.wire import (
     ResolvedPlaceholder,
 )
 from egress_proxy.cache import Cache, UnexpectedAnswerError
+from egress_proxy.core.plan import PLAN_SECONDS
 from egress_proxy.core.view import Resolved
 
 CALLER = Caller(ClientId("r"), Tenant("acme"), Subject("alice"), SessionId("s1"))
@@ -117,7 +118,7 @@ def test_a_silent_stream_shortens_every_answer(clocked: Clocked) -> None:
 
 def test_a_credential_that_may_be_stale_outlives_the_silence_with_its_caller(clocked: Clocked) -> None:
     clocked.fill(max_stale_seconds=30)
-    clocked.now[0] += 29.5
+    clocked.now[0] += 30 - PLAN_SECONDS
 
     assert clocked.known == ALL
     clocked.now[0] += 0.5

@@ -150,7 +150,7 @@ def test_an_address_is_looked_up_by_nobody() -> None:
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.guards("egress_proxy/upstream.py", "(self._closed or self._is_paused or", "(self._closed or")
+@pytest.mark.guards("egress_proxy/upstream.py", "if self._closed or self._is_paused or", "if self._closed or")
 @pytest.mark.parametrize(
     ("left", "is_lent_again"), [("idle", True), ("paused", False), ("writing", False), ("closed", False)]
 )
