@@ -19,7 +19,30 @@ import uvloop
 
 from tests.support.processes import private_file
 
-REPLY_BYTES: Final = 1024
+REPLY: Final = json.dumps(
+    {
+        "id": "msg_01XFDUDYJgAACzvnptvVoYEL",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-sonnet-4-5",
+        "content": [
+            {
+                "type": "text",
+                "text": "A proxy stands between a program and the service that it calls. Where the program holds the "
+                "key of the service, whoever takes over the program has the key, too: it can be copied, sent away, and "
+                "used from anywhere until somebody notices. Where it holds a placeholder, there is nothing to take. "
+                "The proxy knows who calls, on whose behalf, and where the request goes; only when all of it agrees "
+                "does it put the key in the place of the placeholder, and what comes back is searched before the "
+                "program sees it. So a key is known in one place, is changed in one place, and each use of it is "
+                "written down. What that costs is measured here: one more hop, and some microseconds for each request.",
+            }
+        ],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 2095, "output_tokens": 178},
+    }
+)
+"""What a model's service answers, about 1 KiB: replies are searched, and that depends on what is in them."""
+REPLY_IN_NGINX: Final = f"'{REPLY}'"
 
 
 def nginx_command() -> str | None:
@@ -58,15 +81,14 @@ def _nginx_origin(folder: Path, *, key: str, clear_port: int, tls_port: int) -> 
         f"    listen 127.0.0.1:{tls_port} ssl;\n"
         f"    ssl_certificate {folder}/origin.pem;\n    ssl_certificate_key {folder}/origin.pem;\n"
         f'    location / {{\n      if ($http_authorization != "Bearer {key}") {{ return 401; }}\n'
-        f'      default_type application/json;\n      return 200 "{"x" * REPLY_BYTES}";\n    }}\n  }}\n}}\n'
+        f"      default_type application/json;\n      return 200 {REPLY_IN_NGINX};\n    }}\n  }}\n}}\n"
     )
 
 
 # --- our own ----------------------------------------------------------------------------------------------------------
 
 _ACCEPTED: Final = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % REPLY_BYTES
-    + b"x" * REPLY_BYTES
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(REPLY) + REPLY.encode()
 )
 _REFUSED: Final = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
 

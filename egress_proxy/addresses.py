@@ -42,11 +42,9 @@ class AddressBook:
 
     def cached(self, host: str) -> tuple[str, ...] | None:
         """The addresses of a canonical host, if they are known well enough; may ask again beside."""
-        if is_ip_literal(host):
-            return (host,)
         known = self._known.get(host)
         if known is None:
-            return None
+            return (host,) if is_ip_literal(host) else None
         age = self._loop.time() - known.asked_at
         if age > STALE_SECONDS:
             return None

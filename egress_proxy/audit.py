@@ -83,9 +83,14 @@ class Room:
         part = self._part
         return self.used >= part.tenant_quota or part.count >= part.capacity
 
-    def add(self) -> None:
+    def add(self) -> bool:
+        """Take a place; False: there is none."""
+        part = self._part
+        if self.used >= part.tenant_quota or part.count >= part.capacity:
+            return False
         self.used += 1
-        self._part.count += 1
+        part.count += 1
+        return True
 
     def remove(self) -> None:
         self.used -= 1
@@ -125,11 +130,10 @@ class AuditSpool:
 
     def record_again(self, room: Room, event: bytes) -> None:
         """Spool an event that is JSON already. Dropped and counted where there is no room."""
-        if room.is_full:
+        if not room.add():
             self.dropped += 1
             self._not_yet_told += 1
             return
-        room.add()
         self._waiting.append((room, event))
         if len(self._waiting) == BATCH_EVENTS:
             self._wake.set()
