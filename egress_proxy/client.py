@@ -494,9 +494,9 @@ class ClientConnection(asyncio.Protocol):
     def _decided(self, raw: bytes) -> Forward | Tunnel | Resolve | Refuse:
         """What is to be done with a head; remembered, where it is the last one again. Raises `RefusedError`."""
         self._raw = raw
-        prepared = self._prepared
+        prepared, view, now = self._prepared, self.services.view, self.services.clock()
         if prepared is not None:
-            plan, revision, now = prepared.plan, self.services.view.revision, self.services.clock()
+            plan, revision = prepared.plan, view.revision
             if plan.repeated_by(raw, revision=revision, now=now) == len(raw):
                 self._head = plan.head
                 return plan.forward
@@ -508,7 +508,13 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._head = head = parse_request_head(raw)
         self._check_connection(head)
-        return self._decide(head)
+        decision = self._decide(head)
+        if prepared is not None and type(decision) is Forward:
+            plan = prepared.plan
+            if plan.renewed_by(raw, head, decision, revision=view.revision, now=now):
+                self._prepared = prepared
+                return plan.forward
+        return decision
 
     def _check_connection(self, head: RequestHead) -> None:
         """What is wrong with the connection is said in answer to its first request. Raises `RefusedError`."""

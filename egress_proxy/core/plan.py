@@ -9,7 +9,7 @@ Together that is most of what a warm request costs (`make bench`).
 Rule: a plan is one connection's, which has one request at a time; what it holds of the secret it shows nobody.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from egress_proxy.core.decision import Forward
@@ -92,6 +92,20 @@ class Plan:
             and head.line == self._line
             and _decisive(head) == self._special
         )
+
+    def renewed_by(self, raw: bytes, head: RequestHead, anew: Forward, *, revision: int, now: float) -> bool:
+        """Whether what was decided anew on `head` is the same again; then the plan holds on, and has adopted it."""
+        is_same = (
+            replace(anew, head=self.forward.head) == self.forward
+            and head.line == self._line
+            and _decisive(head) == self._special
+        )
+        if not is_same or anew.handling.strict:  # for which every field counts
+            return False
+        self._revision = revision
+        self._until = min(anew.until, now + PLAN_SECONDS)
+        self.adopt(raw, head)
+        return True
 
     def adopt(self, raw: bytes, head: RequestHead) -> None:
         """Take a head that fits as the one to be carried out, and to be repeated."""

@@ -1,14 +1,20 @@
 """A decision carried out again: only where deciding anew would give the same answer."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.contract.grant import GrantScope
 from control_plane.contract.placeholder import has_marker
+from control_plane.contract.secret import Secret
 from egress_proxy.core.decision import Forward
-from egress_proxy.core.http1 import parse_request_head
+from egress_proxy.core.http1 import RequestHead, parse_request_head
 from egress_proxy.core.plan import PLAN_SECONDS, Plan
+from egress_proxy.core.view import Resolved
 from tests.egress_proxy.core.world import ALICE, NOW, SECRET, World, ask, head_of, tunnel_to
 
 PLAN = "egress_proxy/core/plan.py"
@@ -87,6 +93,73 @@ def test_a_plan_ends_with_the_first_thing_it_rests_on(world: World, ends: str) -
 
     assert fits(plan, bearer, now=end - 0.05)
     assert not fits(plan, bearer, now=end)
+
+
+Asked = tuple[bytes, RequestHead, Forward]
+"""A head as it came, parsed, and what was decided on it."""
+
+
+class Again:
+    """One caller's connection, on which the same is asked twice."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.placeholder = world.credential(ALICE, URL)
+        self.connection = tunnel_to(URL, world.proxy_credential(ALICE))
+        self.plan = Plan(*self.asked(), revision=7, now=NOW)
+
+    def asked(self, *lines: str, line: str = "POST /v1 HTTP/1.1") -> Asked:
+        raw = head_of(line, f"Authorization: Bearer {self.placeholder}", *lines)
+        decision = ask(raw, self.connection, self.world)
+        assert isinstance(decision, Forward)
+        return raw, parse_request_head(raw), decision
+
+    def fits(self, *, now: float) -> bool:
+        return fits(self.plan, f"Authorization: Bearer {self.placeholder}", revision=8, now=now)
+
+    def resolving(self, **changed: Any) -> Asked:
+        """Asked once more, with what the placeholder stands for changed."""
+        (key, resolved), *_ = self.world.placeholders.items()
+        self.world.placeholders[key] = replace(resolved, **changed)
+        return self.asked()
+
+    def bound(self, **changed: Any) -> Asked:
+        (resolved,) = self.world.placeholders.values()
+        assert isinstance(resolved, Resolved)
+        return self.resolving(binding=replace(resolved.binding, **changed))
+
+    def by_another_credential(self) -> Asked:
+        self.connection = tunnel_to(URL, self.world.proxy_credential(ALICE))
+        return self.asked()
+
+
+def test_the_same_decision_again_renews_a_plan(world: World) -> None:
+    again = Again(world)
+
+    assert not again.fits(now=NOW + 2)
+    assert again.plan.renewed_by(*again.asked("X-Plain: 1", "Content-Length: 5"), revision=8, now=NOW + 2)
+    assert b"X-Plain: 1\r\n" in again.plan.render()
+    assert again.fits(now=NOW + 2.5)
+    assert not again.fits(now=NOW + 2 + PLAN_SECONDS)
+
+
+OTHERWISE: dict[str, Callable[[Again], Asked]] = {
+    "another secret": lambda again: again.resolving(secret=Secret("another")),
+    "another version": lambda again: again.bound(version=9),
+    "another end": lambda again: again.bound(expires_at=NOW + 9),
+    "another place": lambda again: again.asked(line="POST /v2 HTTP/1.1"),
+    "another field that decides": lambda again: again.asked("Connection: close"),
+    "another proof of the caller": Again.by_another_credential,
+}
+
+
+@pytest.mark.guards(PLAN, "replace(anew, head=self.forward.head) == self.forward", "True")
+@pytest.mark.guards(PLAN, "and _decisive(head) == self._special\n        )\n        if", ")\n        if")
+@pytest.mark.parametrize("otherwise", OTHERWISE.values(), ids=OTHERWISE.keys())
+def test_another_decision_renews_nothing(world: World, otherwise: Callable[[Again], Asked]) -> None:
+    again = Again(world)
+
+    assert not again.plan.renewed_by(*otherwise(again), revision=8, now=NOW)
 
 
 def test_a_plan_ends_with_its_callers_credential(world: World) -> None:
