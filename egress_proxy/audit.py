@@ -29,25 +29,28 @@ TENANT_SHARE: Final = 0.5
 log = structlog.get_logger("egress_proxy.audit")
 
 Deliver = Callable[[Sequence[bytes], int], Awaitable[None]]
-"""Sends one batch, events as JSON and how many were dropped before; raises when the control plane has not taken it."""
+"""Sends one batch; raises when the control plane has not taken it. Pieces of events in JSON, each event led by a comma,
+and how many were dropped before."""
 
 
 class RepeatedEvent:
     """An event that is recorded again and again, as JSON: all of it is fixed but its id, time and request.
 
-    The hot path records with it: writing an `AuditEvent` out costs twenty times as much.
+    The hot path records with it: writing an `AuditEvent` out costs twenty times as much, and thousands of events that
+    share most of their bytes are kept and sent in a fraction of the memory.
     """
 
-    __slots__ = ("_rest",)
+    __slots__ = ("rest",)
 
     def __init__(self, event: AuditEvent) -> None:
         text = write(AUDIT_EVENT, event)
-        self._rest = text[text.index(b'"action":') :]
+        self.rest = text[text.index(b'"action":') :]
+        """What follows every beginning."""
 
-    def encode(self, request_id: str, at: float) -> bytes:
-        """As JSON, of that request at that time. `request_id` is our own, of characters that JSON takes as they are."""
+    def beginning(self, request_id: str, at: float) -> bytes:
+        """Of that request at that time. `request_id` is our own, of characters that JSON takes as they are."""
         name = request_id.encode()
-        return b'{"event_id":"%b","at":%.6f,"request_id":"%b",%b' % (name, at, name, self._rest)
+        return b',{"event_id":"%b","at":%.6f,"request_id":"%b",' % (name, at, name)
 
 
 class _Part:
@@ -105,7 +108,8 @@ class AuditSpool:
         self._mode = mode
         self._refusals = _Part(int(capacity * REFUSAL_SHARE))
         self._requests = _Part(capacity - int(capacity * REFUSAL_SHARE))
-        self._waiting: deque[tuple[Room, bytes]] = deque()
+        self._waiting: deque[tuple[Room, bytes, bytes]] = deque()
+        """Where each event has its place, and the event in two pieces."""
         self._not_yet_told = 0
         self._wake = asyncio.Event()
         self._stopping = False
@@ -126,15 +130,15 @@ class AuditSpool:
     def record(self, event: AuditEvent) -> None:
         """Spool one event."""
         part = self._refusals if event.code is not None else self._requests
-        self.record_again(part.room(event.tenant), write(AUDIT_EVENT, event))
+        self.record_again(part.room(event.tenant), b"," + write(AUDIT_EVENT, event))
 
-    def record_again(self, room: Room, event: bytes) -> None:
-        """Spool an event that is JSON already. Dropped and counted where there is no room."""
+    def record_again(self, room: Room, beginning: bytes, rest: bytes = b"") -> None:
+        """Spool an event that is JSON already, led by a comma. Dropped and counted where there is no room."""
         if not room.add():
             self.dropped += 1
             self._not_yet_told += 1
             return
-        self._waiting.append((room, event))
+        self._waiting.append((room, beginning, rest))
         if len(self._waiting) == BATCH_EVENTS:
             self._wake.set()
 
@@ -164,10 +168,11 @@ class AuditSpool:
         dropped = self._not_yet_told
         if not batch and not dropped:
             return
+        pieces = [piece for _, beginning, rest in batch for piece in (beginning, rest)]
         attempt = 0
         while True:
             try:
-                await self._deliver([event for _, event in batch], dropped)
+                await self._deliver(pieces, dropped)
                 break
             except Exception as error:  # border: whatever went wrong, the batch is kept and sent again
                 log.warning("audit_not_delivered", error=type(error).__name__, spooled=len(self._waiting))
@@ -175,7 +180,7 @@ class AuditSpool:
                 attempt += 1
         self._not_yet_told -= dropped
         self.delivered += len(batch)
-        for room, _ in batch:
+        for room, _, _ in batch:
             self._waiting.popleft()
             room.remove()
         if len(self._waiting) >= BATCH_EVENTS:

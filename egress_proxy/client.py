@@ -353,7 +353,7 @@ class ClientConnection(asyncio.Protocol):
         self._load = prepared.load
         prepared.load.count += 1
         self.exchange = exchange = Exchange(self, prepared.plan, request_id=self._request_id, services=services)
-        services.audit.record_again(prepared.room, prepared.event.encode(self._request_id, services.clock()))
+        self._record_again(prepared)
         services.counters.forwards += 1
         exchange.carry(upstream, client_is_slow=self._is_slow)
         self._after_wait()
@@ -581,7 +581,8 @@ class ClientConnection(asyncio.Protocol):
         self.exchange = exchange
         self._load = load
         load.count += 1
-        services.audit.record_again(prepared.room, prepared.event.encode(request_id, now))
+        event = prepared.event
+        services.audit.record_again(prepared.room, event.beginning(request_id, now), event.rest)
         counters = services.counters
         if forward.swaps:
             counters.swaps += 1
@@ -714,7 +715,7 @@ class ClientConnection(asyncio.Protocol):
         self._load = prepared.load
         prepared.load.count += 1
         if not is_retry:
-            services.audit.record_again(prepared.room, prepared.event.encode(self._request_id, services.clock()))
+            self._record_again(prepared)
             if forward.swaps:
                 services.counters.swaps += 1
             else:
@@ -931,6 +932,10 @@ class ClientConnection(asyncio.Protocol):
                 path=event.path,
                 listener=event.listener,
             )
+
+    def _record_again(self, prepared: _Prepared) -> None:
+        event, services = prepared.event, self.services
+        services.audit.record_again(prepared.room, event.beginning(self._request_id, services.clock()), event.rest)
 
     def _event(
         self,

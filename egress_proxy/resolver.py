@@ -91,9 +91,9 @@ class ControlPlaneClient:
         """Says that this proxy is there and swaps. Raises `ControlPlaneError`."""
         await self._send("POST", "/internal/injector")
 
-    async def deliver(self, events: Sequence[bytes], dropped: int) -> None:
+    async def deliver(self, pieces: Sequence[bytes], dropped: int) -> None:
         """Raises `ControlPlaneError` unless the batch was taken."""
-        await self._send("POST", "/internal/audit", join_audit_batch(events, dropped=dropped))
+        await self._send("POST", "/internal/audit", join_audit_batch(pieces, dropped=dropped))
 
     async def quota(self, entries: Sequence[QuotaEntry]) -> QuotaAnswer:
         """Raises `ControlPlaneError`."""

@@ -29,11 +29,11 @@ class Trail:
         self.attempts = 0
         self._takes = takes
 
-    async def deliver(self, events: Sequence[bytes], dropped: int) -> None:
+    async def deliver(self, pieces: Sequence[bytes], dropped: int) -> None:
         self.attempts += 1
         if not self._takes():
             raise ConnectionError
-        self.batches.append(read(AUDIT_BATCH, join_audit_batch(events, dropped=dropped)))
+        self.batches.append(read(AUDIT_BATCH, join_audit_batch(pieces, dropped=dropped)))
 
     @property
     def ids(self) -> list[str]:
@@ -76,9 +76,9 @@ async def test_a_repeated_event_differs_in_its_id_time_and_request_alone() -> No
     trail = Trail()
     spool = AuditSpool(trail.deliver, capacity=10, mode=AuditMode.STRICT)
     first = event(1)
-    again = RepeatedEvent(first).encode("r2", 1795966773.25)
+    again = RepeatedEvent(first)
     spool.record(first)
-    spool.record_again(spool.room_for_requests("acme"), again)
+    spool.record_again(spool.room_for_requests("acme"), again.beginning("r2", 1795966773.25), again.rest)
 
     await flushed(spool)
 
