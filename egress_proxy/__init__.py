@@ -11,6 +11,7 @@ A request walks through these files in this order:
 | `resolver`        | what the control plane said, cached and invalidated by its events                         |
 | `exchange`        | one request and its reply, streamed both ways                                             |
 | `upstream`        | addresses checked, dialled, verified, pooled                                              |
+| `outlet`          | what a turn of the loop writes, sent at its end                                           |
 | `audit`           | one event for each decision, spooled and delivered                                        |
 
 Beside them: `tls` and `client_hello` (TLS over a transport that is already read from), `ca` (the interception CA),

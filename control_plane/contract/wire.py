@@ -419,7 +419,7 @@ def write(adapter: TypeAdapter[Any], value: object) -> bytes:
 
 def join_audit_batch(pieces: Sequence[bytes], *, dropped: int) -> bytes:
     """An `AuditBatch` of events that are JSON already, each led by a comma, in pieces."""
-    return b'{"events":[%b],"dropped":%d}' % (memoryview(b"".join(pieces))[1:], dropped)
+    return b'{"events":[%b],"dropped":%d}' % (b"".join(pieces)[1:], dropped)
 
 
 def _where(error: ValueError) -> str:
