@@ -9,7 +9,10 @@ A turn walks through these files in this order:
 | `core/subject`            | who acts: the subject rules, one function                                               |
 | `runner`                  | one turn in numbered steps                                                              |
 | `adapters/control_plane`  | the keys that session tokens are verified with, and the exchange                        |
+| `adapters/client_proof`   | by what we prove which client we are                                                    |
+| `adapters/session_ends`   | the control plane's side of a session's end                                             |
 | `adapters/memory`         | placeholders and conversations, in this process and nowhere else                        |
+| `endings`                 | sessions that end: told, forgotten, confirmed                                           |
 | `adapters/models`         | the call to the model, through the egress proxy                                         |
 
 Beside them: `core/turn` (what a turn is made of), `ports`, `config`, `logs`, `bootstrap` (the wiring, by hand).

@@ -1,4 +1,4 @@
-"""`POST /v1/turn`, and the two questions an orchestrator asks.
+"""`POST /v1/turn`, `DELETE /v1/sessions/{id}`, and the two questions an orchestrator asks.
 
 Rule: 401 comes before anything else; a body is not even read for somebody unknown. A session and its owner come from
 the verified token, never from a body. Every "no" is a problem (RFC 9457) from the closed list, and what nobody expected
@@ -29,6 +29,7 @@ from control_plane.contract.refusal import RETRY_MAY_HELP, Refusal, RefusalCode,
 from runtime.core.session_token import token_invalid
 from runtime.core.subject import acting_subject, token_required
 from runtime.core.turn import MAX_INPUT_CHARACTERS
+from runtime.endings import Endings
 from runtime.ports import Identity, Sessions
 from runtime.runner import Runner, Turn
 
@@ -67,6 +68,7 @@ class Parts:
     identity: Identity
     sessions: Sessions
     runner: Runner
+    endings: Endings
     ready: Callable[[], Awaitable[bool]]
     new_request_id: Callable[[], str]
 
@@ -79,6 +81,9 @@ def make_app(parts: Parts) -> ASGIApp:
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(Exception, _answer_unexpected)
     app.add_api_route("/v1/turn", turn, methods=["POST"], response_model=TurnAnswer, openapi_extra=_TURN_OPENAPI)
+    app.add_api_route(
+        "/v1/sessions/{session}", end_session, methods=["DELETE"], status_code=204, openapi_extra=_END_OPENAPI
+    )
     app.add_api_route("/healthz", healthz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
     app.openapi().setdefault("components", {})["securitySchemes"] = {"session_token": _SESSION_TOKEN}
@@ -105,6 +110,22 @@ async def turn(request: Request, response: Response) -> TurnAnswer:
     )
     response.headers["cache-control"] = "no-store"
     return TurnAnswer(session_id=claims.session, output=output)
+
+
+async def end_session(request: Request, session: str) -> Response:
+    """Ended by its owner: at the control plane first, then here. Again changes nothing."""
+    parts: Parts = request.app.state.parts
+    claims = await parts.identity.verify(_bearer(request))
+    if session != claims.session:  # another one is nobody's that we would tell of
+        raise RefusedError(Refusal(RefusalCode.SESSION_NOT_FOUND, "there is no such session", "see its token"))
+    acting_subject(
+        claims,
+        named_subjects=request.headers.getlist(SUBJECT_HEADER),
+        addressed_session=session,
+        recorded_owner=parts.sessions.owner(claims.session),
+    )
+    await parts.endings.end(claims.session)
+    return Response(status_code=204, headers={"cache-control": "no-store"})
 
 
 async def healthz() -> dict[str, str]:
@@ -234,4 +255,8 @@ _TURN_OPENAPI: Final[dict[str, Any]] = {
     "security": [{"session_token": []}],
     "requestBody": {"required": True, "content": {"application/json": {"schema": TurnBody.model_json_schema()}}},
     "responses": {str(status): _PROBLEM for status in (400, 401, 403, 404, 409, 413, 422, 429, 500, 502, 503, 504)},
+}
+_END_OPENAPI: Final[dict[str, Any]] = {
+    "security": [{"session_token": []}],
+    "responses": {str(status): _PROBLEM for status in (400, 401, 404, 500, 503)},
 }

@@ -18,11 +18,14 @@ import uvicorn
 from control_plane.contract.caller import ClientId
 from control_plane.contract.secret import Secret
 from runtime import logs
+from runtime.adapters.client_proof import BySecret
 from runtime.adapters.control_plane import Exchange, SessionTokens
 from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
 from runtime.adapters.models import MessagesModel
+from runtime.adapters.session_ends import SessionEndsOverHttp
 from runtime.api import Parts, make_app
 from runtime.config import Settings
+from runtime.endings import Endings
 from runtime.hardening import forbid_core_dumps
 from runtime.http import BoundedHttp
 from runtime.runner import Runner
@@ -54,9 +57,10 @@ async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
         proxy = await stack.enter_async_context(
             _http(httpx.Timeout(settings.model_timeout_seconds, connect=10.0), settings.proxy_ca_file)
         )
+        parts = _parts(settings, control_plane, proxy, runtime)
         server = _Server(
             uvicorn.Config(
-                make_app(_parts(settings, control_plane, proxy, runtime)),
+                make_app(parts),
                 http=BoundedHttp,
                 ws="none",
                 log_config=None,
@@ -69,6 +73,7 @@ async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
             )
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        ending = asyncio.create_task(parts.endings.run())
         try:
             await _listening(server, serving)
             yield runtime
@@ -76,6 +81,8 @@ async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
             runtime.is_draining = True
             server.should_exit = True
             await serving
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
 
 
 async def serve(settings: Settings) -> None:
@@ -95,6 +102,7 @@ def _parts(
     settings: Settings, control_plane: httpx.AsyncClient, proxy: httpx.AsyncClient, runtime: RunningRuntime
 ) -> Parts:
     client_id = ClientId(settings.client_id)
+    proof = BySecret(client_id, _secret(settings.client_secret_file))
     tokens = SessionTokens(
         control_plane,
         control_plane_url=settings.control_plane_url,
@@ -105,23 +113,31 @@ def _parts(
     exchange = Exchange(
         control_plane,
         control_plane_url=settings.control_plane_url,
-        client_id=client_id,
-        client_secret=_secret(settings.client_secret_file),
+        proof=proof,
         audience=settings.model_audience,
         clock=time.time,
     )
     sessions = SessionsInMemory(clock=time.time)
+    placeholders = PlaceholdersInMemory(exchange, clock=time.time)
     runner = Runner(
         sessions=sessions,
-        placeholders=PlaceholdersInMemory(exchange, clock=time.time),
+        placeholders=placeholders,
         model=MessagesModel(proxy, model=settings.model, max_tokens=settings.model_max_tokens),
+    )
+
+    endings = Endings(
+        SessionEndsOverHttp(control_plane, control_plane_url=settings.control_plane_url, proof=proof),
+        sessions,
+        placeholders,
+        grace_seconds=settings.erase_grace_seconds,
+        monotonic=time.monotonic,
     )
 
     async def ready() -> bool:
         await tokens.refresh()
         return tokens.knows_keys and not runtime.is_draining
 
-    return Parts(tokens, sessions, runner, ready, new_request_id=lambda: secrets.token_hex(12))
+    return Parts(tokens, sessions, runner, endings, ready, new_request_id=lambda: secrets.token_hex(12))
 
 
 async def _listening(server: "_Server", serving: asyncio.Task[None]) -> None:

@@ -68,6 +68,8 @@ class Settings(BaseSettings):
     model_timeout_seconds: Seconds = 600.0
     """Without a byte from the model. They think for minutes."""
 
+    erase_grace_seconds: Seconds = 30.0
+    """An ended session is confirmed as erased so long after a replica saw its end, so that the others see it too."""
     drain_grace_seconds: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

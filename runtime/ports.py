@@ -1,5 +1,6 @@
 """What a turn needs from outside, as the runner sees it. `adapters/` has one end of each."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +36,34 @@ class Sessions(Protocol):
         """The session, for one turn. Raises `RefusedError`: `session_busy`, `session_not_found`."""
         ...
 
+    def forget(self, session: SessionId) -> bool:
+        """It is over: its conversation goes, and no turn of it begins any more. False while one is under way."""
+        ...
+
+    def kept(self) -> Sequence[SessionId]:
+        """Those of which something is kept."""
+        ...
+
+
+class SessionEnds(Protocol):
+    """The control plane's side of a session's end. Every method raises `RefusedError` where it cannot be reached."""
+
+    async def end(self, session: SessionId) -> None:
+        """Sets the tombstone: nothing is exchanged, renewed or resolved in it from then on."""
+        ...
+
+    async def ended(self) -> Sequence[SessionId]:
+        """All sessions of this runtime that are over, and of which it has not confirmed that nothing is kept."""
+        ...
+
+    async def is_over(self, session: SessionId) -> bool:
+        """Whether this one is over, or is not known."""
+        ...
+
+    async def erased(self, session: SessionId) -> None:
+        """Confirms that nothing is kept of it."""
+        ...
+
 
 class Placeholders(Protocol):
     """Placeholders by (tenant, subject, session)."""
@@ -44,7 +73,7 @@ class Placeholders(Protocol):
         ...
 
     def forget(self, owner: Owner, session: SessionId) -> None:
-        """The proxy no longer takes it."""
+        """It is over, or the proxy no longer takes it."""
         ...
 
 

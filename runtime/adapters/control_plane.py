@@ -26,7 +26,7 @@ from control_plane.contract.headers import (
 )
 from control_plane.contract.placement import placement_from_json
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.secret import Secret
+from runtime.adapters.client_proof import ClientProof
 from runtime.core.session_token import ALGORITHM, MAX_TOKEN_BYTES, check_claims, check_header, token_invalid
 from runtime.core.subject import Owner, SessionClaims
 from runtime.core.turn import Placeholder
@@ -97,7 +97,7 @@ class SessionTokens:
         if key_id not in self._keys:  # the ring may have turned since
             await self._fetch()
         if not self.knows_keys:
-            raise _unavailable("the control plane does not answer, so no session token can be verified")
+            raise unavailable("the control plane does not answer, so no session token can be verified")
         try:
             return self._keys[key_id]
         except KeyError:
@@ -143,15 +143,13 @@ class Exchange:
         http: httpx.AsyncClient,
         *,
         control_plane_url: str,
-        client_id: ClientId,
-        client_secret: Secret,
+        proof: ClientProof,
         audience: str,
         clock: Clock,
     ) -> None:
         self._http = http
         self._url = f"{control_plane_url}/oauth/token"
-        self._client_id = client_id
-        self._client_secret = client_secret
+        self._proof = proof
         self._audience = audience
         self._clock = clock
 
@@ -163,13 +161,12 @@ class Exchange:
             "subject_token_type": TOKEN_TYPE_JWT,
             "requested_token_type": TOKEN_TYPE_PLACEHOLDER,
             "audience": self._audience,
+            **self._proof.form(),
         }
         try:
-            response = await self._http.post(
-                self._url, data=form, auth=httpx.BasicAuth(self._client_id, self._client_secret.reveal())
-            )
+            response = await self._http.post(self._url, data=form, headers=self._proof.oauth_headers())
         except httpx.HTTPError:
-            raise _unavailable("the control plane does not answer") from None
+            raise unavailable("the control plane does not answer") from None
         answer = _json_object(response)
         if response.status_code != httpx.codes.OK:
             raise _refused_exchange(response, answer)
@@ -222,7 +219,7 @@ def _refused_exchange(response: httpx.Response, answer: Mapping[str, Any]) -> Re
     except ValueError:
         code = RefusalCode.CREDENTIAL_UNAVAILABLE
     if code not in PASSED_ON or response.status_code == httpx.codes.UNAUTHORIZED:  # 401: it is us who are not known
-        return _unavailable("the control plane does not serve this runtime")
+        return unavailable("the control plane does not serve this runtime")
     retry_after = response.headers.get("retry-after", "")
     return RefusedError(
         Refusal(
@@ -256,7 +253,8 @@ def _wrong_answer(what: str) -> RefusedError:
     return _refused(RefusalCode.INTERNAL_ERROR, f"the control plane's answer {what}", "see that its version fits ours")
 
 
-def _unavailable(detail: str) -> RefusedError:
+def unavailable(detail: str) -> RefusedError:
+    """The control plane is away, or does not serve us: try again."""
     return RefusedError(
         Refusal(RefusalCode.CREDENTIAL_UNAVAILABLE, detail=detail, hint="try again shortly", retry_after_seconds=2)
     )

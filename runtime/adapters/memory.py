@@ -4,7 +4,7 @@ Rule: everything is kept by its owner and bounded. Placeholders are written nowh
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -29,6 +29,8 @@ class _Session:
     ends_at: float
     conversation: Conversation = field(default_factory=Conversation)
     is_held: bool = False
+    is_ended: bool = False
+    """A tombstone: nothing was kept but whose it was, so that no token that is still good begins it anew."""
 
 
 class SessionsInMemory:
@@ -47,9 +49,9 @@ class SessionsInMemory:
     def hold(self, session: SessionId, *, owner: Owner, ends_at: float) -> Iterator[HeldSession]:
         known = self._alive(session) or self._begin(session, owner, ends_at)
         if known.owner != owner:
-            raise RefusedError(
-                Refusal(RefusalCode.SESSION_NOT_FOUND, detail="there is no such session", hint="open one")
-            )
+            raise _not_found()
+        if known.is_ended:
+            raise _not_found()
         if known.is_held:
             raise RefusedError(
                 Refusal(
@@ -64,7 +66,19 @@ class SessionsInMemory:
         try:
             yield held
         finally:
-            known.is_held, known.conversation = False, held.conversation
+            known.is_held = False
+            if not known.is_ended:  # it may have ended meanwhile
+                known.conversation = held.conversation
+
+    def forget(self, session: SessionId) -> bool:
+        known = self._sessions.get(session)
+        if known is None:
+            return True
+        known.is_ended, known.conversation = True, Conversation()
+        return not known.is_held
+
+    def kept(self) -> Sequence[SessionId]:
+        return [SessionId(session) for session, known in self._sessions.items() if not known.is_ended]
 
     def _alive(self, session: str) -> _Session | None:
         known = self._sessions.get(session)
@@ -81,6 +95,10 @@ class SessionsInMemory:
             del self._sessions[oldest]
         begun = self._sessions[session] = _Session(owner, ends_at)
         return begun
+
+
+def _not_found() -> RefusedError:
+    return RefusedError(Refusal(RefusalCode.SESSION_NOT_FOUND, detail="there is no such session", hint="open one"))
 
 
 class ExchangesPlaceholders(Protocol):

@@ -1,7 +1,7 @@
 """The runtime's door: who gets through, in which order things are looked at, and how a "no" looks."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,11 +11,13 @@ import pytest
 from control_plane.contract.caller import SessionId, SubjectId, TenantId
 from control_plane.contract.credential import PlaceholderCredential
 from control_plane.contract.placement import HeaderPlacement
+from runtime.adapters.control_plane import unavailable
 from runtime.adapters.memory import SessionsInMemory
 from runtime.api import MAX_BODY_BYTES, Parts, make_app
 from runtime.core.session_token import token_invalid
 from runtime.core.subject import Owner, SessionClaims
 from runtime.core.turn import Conversation, Placeholder
+from runtime.endings import Endings
 from runtime.runner import Runner
 
 FILE = "runtime/api.py"
@@ -58,13 +60,28 @@ class World:
             await self.gate.wait()
         return f"heard {conversation.messages[-1].text}"
 
+    async def end(self, session: SessionId) -> None:
+        self.log.append(f"end {session}")
+        if self.failure:
+            raise self.failure
+
+    async def ended(self) -> Sequence[SessionId]:
+        return []
+
+    async def is_over(self, session: SessionId) -> bool:
+        return False
+
+    async def erased(self, session: SessionId) -> None:
+        self.log.append(f"erased {session}")
+
     async def ready(self) -> bool:
         return self.is_ready
 
     def app(self) -> Any:
         sessions, numbers = SessionsInMemory(clock=lambda: 1_000.0), count(1)
         runner = Runner(sessions=sessions, placeholders=self, model=self)
-        return make_app(Parts(self, sessions, runner, self.ready, lambda: f"req_{next(numbers)}"))
+        endings = Endings(self, sessions, self, grace_seconds=30, monotonic=lambda: 0.0)
+        return make_app(Parts(self, sessions, runner, endings, self.ready, lambda: f"req_{next(numbers)}"))
 
 
 @pytest.fixture
@@ -258,3 +275,60 @@ async def test_the_description_of_the_interface_has_the_turns_body(client: httpx
     schema = described["requestBody"]["content"]["application/json"]["schema"]
     assert set(schema["properties"]) == {"input", "session_id"}
     assert {"200", "400", "401", "503"} <= set(described["responses"])
+
+
+# --- the end of a session ---------------------------------------------------------------------------------------------
+
+
+async def test_its_owner_ends_a_session_and_no_turn_of_it_begins_any_more(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    await post(client, headers=ALICE)
+
+    ended = await client.delete("/v1/sessions/ses_1", headers=ALICE)
+    again = await client.delete("/v1/sessions/ses_1", headers=ALICE)
+    turn = await post(client, headers=ALICE)
+
+    assert [ended.status_code, again.status_code] == [204, 204]
+    assert (turn.status_code, turn.json()["code"]) == (404, "session_not_found")
+    assert world.log == ["verify", "exchange acme/alice", "model", *["verify", "end ses_1", "forget"] * 2, "verify"]
+
+
+@pytest.mark.parametrize("session", ["ses_2", "ses_unknown"])
+@pytest.mark.guards(FILE, "if session != claims.session:", "if False:")
+async def test_another_session_than_the_tokens_is_not_found_whether_or_not_there_is_one(
+    world: World, client: httpx.AsyncClient, session: str
+) -> None:
+    await post(client, headers={"authorization": "Bearer bob-token"})
+
+    answer = await client.delete(f"/v1/sessions/{session}", headers=ALICE)
+
+    assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
+    assert "end ses_2" not in world.log
+
+
+async def test_ending_needs_a_good_token(world: World, client: httpx.AsyncClient) -> None:
+    answers = [
+        await client.delete("/v1/sessions/ses_1", headers=headers)
+        for headers in ({}, {"authorization": "Bearer nobody"}, ALICE | {"x-sh-subject": "bob"})
+    ]
+
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [
+        (401, "token_required"),
+        (401, "token_invalid"),
+        (400, "subject_conflict"),
+    ]
+    assert "end ses_1" not in world.log
+
+
+async def test_while_the_control_plane_is_away_nothing_is_forgotten(world: World, client: httpx.AsyncClient) -> None:
+    await post(client, headers=ALICE)
+    world.failure = unavailable("the control plane does not answer")
+
+    answer = await client.delete("/v1/sessions/ses_1", headers=ALICE)
+    world.failure = None
+    turn = await post(client, headers=ALICE)
+
+    assert (answer.status_code, answer.json()["code"]) == (503, "credential_unavailable")
+    assert turn.status_code == 200
+    assert "forget" not in world.log

@@ -54,7 +54,8 @@ async def test_environment_proxies_are_not_used_for_our_own_peers(
         ):
             await client.get("/readyz")
 
-        assert (trap.accepted, control_plane.accepted) == (0, 1)
+        assert trap.accepted == 0
+        assert control_plane.accepted > 0
 
 
 async def test_a_port_that_is_taken_stops_the_start(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from control_plane.contract.credential import PlaceholderCredential
 from control_plane.contract.placement import HeaderPlacement
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
+from runtime.adapters.client_proof import BySecret
 from runtime.adapters.control_plane import Exchange
 from runtime.core.subject import Owner
 from runtime.core.turn import Placeholder
@@ -57,8 +58,7 @@ def exchange_with(control_plane: ControlPlane) -> Exchange:
     return Exchange(
         httpx.AsyncClient(transport=httpx.MockTransport(control_plane)),
         control_plane_url="http://control-plane.test",
-        client_id=ClientId("runtime-1"),
-        client_secret=Secret("client-secret"),
+        proof=BySecret(ClientId("runtime-1"), Secret("client-secret")),
         audience="anthropic",
         clock=lambda: NOW,
     )

@@ -5,67 +5,19 @@ import secrets
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.api import RuntimeClient
-from tests.support.processes import COMMAND, Deployment, Served, clean_environment, private_file, wait_for
+from tests.support.processes import Deployment, wait_for
 from tests.support.provider import ANSWER, serve_provider
+from tests.support.runtimes import AUDIENCE, Runtime, Workspace, start_runtime
 from tests.support.upstream import Gate, Request, Upstream, Wire, message
 
-AUDIENCE = "model"
 SAID = "".join(ANSWER)
 MARKERS = re.compile(rb"coat(chk|prx)1", re.IGNORECASE)
-
-
-@dataclass(slots=True)
-class Workspace:
-    """One tenant whose subject `alice` may use the model, with the tenant's own key."""
-
-    deployment: Deployment
-    client: RuntimeClient
-    tenant: str
-    key: str
-    credential: dict[str, Any]
-    grant: dict[str, Any]
-
-    def session(self, subject: str = "alice") -> dict[str, Any]:
-        return self.deployment.api.open_session(runtime=self.client.id, tenant=self.tenant, subject=subject)
-
-
-@dataclass(slots=True)
-class Runtime:
-    """One runtime process that serves several tenants."""
-
-    served: Served
-    client: RuntimeClient
-    deployment: Deployment
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.served.listening['port']}"
-
-    def turn(self, session: dict[str, Any] | None, text: str = "hello", **headers: str) -> httpx.Response:
-        if session is not None:
-            headers["authorization"] = f"Bearer {session['session_token']}"
-        return httpx.post(f"{self.url}/v1/turn", json={"input": text}, headers=headers, trust_env=False, timeout=30)
-
-    def workspace(self, upstream: Upstream, key: str) -> Workspace:
-        api, tenant = self.deployment.api, f"t-{secrets.token_hex(4)}"
-        api.put_tenant(tenant)
-        credential = api.add_credential(
-            tenant,
-            AUDIENCE,
-            secret=key,
-            destinations=[{"url": f"https://localhost:{upstream.port}", "allow_private": True}],
-            placements=[{"kind": "header", "name": "x-api-key", "format": "{secret}"}],
-        )
-        grant = api.add_grant(tenant, AUDIENCE, subject="alice")
-        return Workspace(self.deployment, self.client, tenant, key, credential, grant)
 
 
 @pytest.fixture(scope="module")
@@ -73,23 +25,6 @@ def runtime(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) ->
     started = start_runtime(deployment, tmp_path_factory.mktemp("runtime"))
     yield started
     started.served.stop()
-
-
-def start_runtime(deployment: Deployment, folder: Path) -> Runtime:
-    """`coatcheck serve runtime`, as a client of no tenant in particular."""
-    client = deployment.api.add_client(f"runtime-{secrets.token_hex(4)}", kind="runtime", tenant=None)
-    own = {
-        "LISTEN": "127.0.0.1:0",
-        "CONTROL_PLANE_URL": deployment.api.url,
-        "CLIENT_ID": client.id,
-        "CLIENT_SECRET_FILE": str(private_file(folder / "client-secret", client.secret + "\n")),
-        "MODEL_AUDIENCE": AUDIENCE,
-        "MODEL": "coat-1",
-        "LOG_LEVEL": "debug",
-    }
-    environment = clean_environment(**{f"COATCHECK_RUNTIME_{name}": value for name, value in own.items()})
-    served = Served([str(COMMAND), "serve", "runtime"], environment, cwd=folder).wait_until_listening()
-    return Runtime(served, client, deployment)
 
 
 @pytest.fixture
