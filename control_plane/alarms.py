@@ -10,7 +10,7 @@ the same tenant: otherwise anybody could revoke what they found.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,15 +89,16 @@ class Alarms:
         """The first of each placeholder, caller and window, and how often it was seen: a flood costs one entry."""
         self.raised: dict[str, int] = dict.fromkeys((kind.value for kind in AlarmKind), 0)
 
-    def sighted(self, sighting: Sighting) -> None:
-        """Notes it; costs nothing that whoever waits could measure."""
+    def sighted(self, sighting: Sighting, *, times: int = 1) -> None:
+        """Notes it; costs nothing that whoever waits could measure. `times` 0: it may have been counted already."""
         key = (sighting.placeholder_id, sighting.caller_key, sighting.window)
         first, count = self._noted.get(key, (sighting, 0))
-        if count or len(self._noted) < MAX_NOTED:
-            self._noted[key] = (first, count + 1)
+        if key in self._noted or len(self._noted) < MAX_NOTED:
+            self._noted[key] = (first, count + times)
 
-    async def heard(self, events: Sequence[AuditEvent]) -> None:
-        """What proxies decided by what they remembered, without asking."""
+    async def heard(self, events: Sequence[AuditEvent], new: Set[str]) -> None:
+        """What proxies decided by what they remembered, without asking. An event that is not among the `new` ones was
+        delivered before; whether its alarm was raised then is not known, so it is looked at, and not counted."""
         mismatches = [event for event in events if event.true_code is RefusalCode.CALLER_MISMATCH]
         for event in mismatches:
             if event.placeholder_id is None or event.tenant is None or event.client is None or event.subject is None:
@@ -123,7 +124,7 @@ class Alarms:
                 request_id=event.request_id,
             )
             if caller != token.caller:
-                self.sighted(sighting)
+                self.sighted(sighting, times=1 if event.event_id in new else 0)
 
     async def once(self) -> None:
         """Raises what was noted."""
@@ -138,7 +139,7 @@ class Alarms:
             del noted[key]
 
     async def _raise(self, sighting: Sighting, count: int = 1) -> Alarm | None:
-        alarm = raised(sighting, alarm_id=new_id("al", self._entropy(ID_ENTROPY_BYTES)), count=count)
+        alarm = raised(sighting, alarm_id=new_id("al", self._entropy(ID_ENTROPY_BYTES)), count=max(1, count))
         async with self._store.write(_SCOPE) as records:
             if await records.tenants.get(alarm.tenant) is None:
                 return None

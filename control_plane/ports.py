@@ -476,6 +476,10 @@ class Audit(Protocol):
         """Events whose id is already there are left out."""
         ...
 
+    async def append_new(self, events: Sequence[AuditEvent]) -> frozenset[str]:
+        """As `append`; the ids of those that were not there before: what follows from an event follows from it once."""
+        ...
+
     async def append_if_possible(self, events: Sequence[AuditEvent]) -> bool:
         """For what must be done even where the trail cannot take it: False then, and the transaction goes on."""
         ...

@@ -248,32 +248,46 @@ class RotationKeeper:
             judgement = await self._judged(records, rotation)
             await self._carried_out(records, credential, rotation, judgement)
 
-    async def heard(self, events: Sequence[AuditEvent]) -> None:
-        """What proxies reported of how upstreams answered versions that are being rotated."""
+    async def heard(self, records: Records, events: Sequence[AuditEvent]) -> Sequence[Rotation]:
+        """Counts what proxies reported of how upstreams answered versions that are being rotated. Returns the rotations
+        to `reconsider` when the transaction is over.
+
+        Rule: `events` were recorded by this transaction and by no other, so that each counts once, however often it is
+        delivered.
+        """
         reported = [event for event in events if event.action == "replies" and event.tenant and event.version]
         by_credential: dict[tuple[TenantId, CredentialId], list[AuditEvent]] = {}
         for event in reported:
             key = TenantId(event.tenant or ""), CredentialId(event.extra.get("credential_id", ""))
             by_credential.setdefault(key, []).append(event)
-        for (tenant, credential_id), of_it in by_credential.items():
-            with suppress(RefusedError):  # the trail has them; a count that is lost is only one that is lost
-                await self._count(tenant, credential_id, of_it)
+        counted = []
+        for (tenant, credential_id), of_it in sorted(by_credential.items()):  # in one order: they are locked
+            rotation = await self._count(records, tenant, credential_id, of_it)
+            if rotation is not None:
+                counted.append(rotation)
+        return counted
 
-    async def _count(self, tenant: TenantId, credential_id: CredentialId, events: Sequence[AuditEvent]) -> None:
-        async with self._store.write(TenantScope(tenant)) as records:
-            credential = await records.credentials.locked(credential_id)
-            rotation = await records.rotations.of(credential_id)
-            if credential is None or rotation is None or not rotation.is_running:
-                return  # it is over, and nobody asks any more
-            now, ours = self._clock(), {rotation.old_version, rotation.new_version}
-            statuses = authentication_errors(credential)
-            counts = [
-                _counted(event, rotation, statuses, bucket=bucket_of(now)) for event in events if event.version in ours
-            ]
-            await records.rotations.count([count for count in counts if count.replies])
-            if rotation.phase is not RotationPhase.PROBING:
-                judgement = await self._judged(records, rotation)
-                await self._carried_out(records, credential, rotation, judgement)
+    async def _count(
+        self, records: Records, tenant: TenantId, credential_id: CredentialId, events: Sequence[AuditEvent]
+    ) -> Rotation | None:
+        credential = await records.credentials.locked(credential_id)
+        if credential is None or credential.tenant != tenant:
+            return None
+        rotation = await records.rotations.of(credential_id)
+        if rotation is None or not rotation.is_running:
+            return None  # it is over, and nobody asks any more
+        now, ours = self._clock(), {rotation.old_version, rotation.new_version}
+        statuses = authentication_errors(credential)
+        counts = [
+            _counted(event, rotation, statuses, bucket=bucket_of(now)) for event in events if event.version in ours
+        ]
+        await records.rotations.count([count for count in counts if count.replies])
+        return rotation
+
+    async def reconsider(self, counted: Sequence[Rotation]) -> None:
+        for rotation in counted:
+            with suppress(RefusedError):  # the counts stand: the next report, or the step's end, looks again
+                await self.look_at(rotation)
 
     async def _try(self, found: Rotation) -> None:
         """The new version's probe, by whoever claims it first; and what follows from it."""

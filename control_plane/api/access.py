@@ -38,7 +38,7 @@ class UseOut(_Outgoing):
     host: str
     last_used_at: float
     requests: int
-    """As the proxies reported them: a report that came twice counts twice."""
+    """As the proxies reported them; a report that came twice counts once."""
 
 
 class EntitlementOut(_Outgoing):

@@ -6,7 +6,7 @@ Rule: what is read is of a contract that we serve, and nothing that must be unde
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final, TypeVar
@@ -164,12 +164,15 @@ class InternalApi:
         batch = _read_batch(await request.body())
         async with self.store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
             events = self._events_of(batch, proxy, request_id(request))
-            await records.audit.append([each for event in events for each in _told_apart(event)])
-            await records.uses.note(uses_in(events))
+            # What follows from an event follows from it once: a batch may be delivered again, whole or in part.
+            added = await records.audit.append_new([each for event in events for each in _told_apart(event)])
+            news = _first_of_each(events, added)
+            counted = await self.rotations.heard(records, news)
+            await records.uses.note(uses_in(news))
             reach("audit.appended")
         reach("audit.received")
-        await self.rotations.heard(events)
-        await self.alarms.heard(events)
+        await self.rotations.reconsider(counted)
+        await self.alarms.heard(events, added)
         return Response(status_code=204)
 
     def _events_of(self, batch: AuditBatch, proxy: Client, own_request_id: str) -> list[AuditEvent]:
@@ -208,6 +211,11 @@ def _told_apart(event: AuditEvent) -> tuple[AuditEvent, ...]:
     name = "true_" + sha256(event.event_id.encode()).hexdigest()[:32]
     true = replace(event, event_id=name, tenant=None, extra={**event.extra, "tenant_of_caller": event.tenant or ""})
     return told, true
+
+
+def _first_of_each(events: Sequence[AuditEvent], ids: Set[str]) -> Sequence[AuditEvent]:
+    by_id = {event.event_id: event for event in reversed(events) if event.event_id in ids}
+    return list(reversed(by_id.values()))
 
 
 def _read(adapter: TypeAdapter[T], raw: bytes) -> T:

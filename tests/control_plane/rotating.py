@@ -181,7 +181,9 @@ class Replica:
             version=version,
             extra={"credential_id": credential.id} | {name[1:]: str(count) for name, count in replies.items()},
         )
-        await self.rotations.heard([event])
+        async with self.store.write(PLATFORM) as records:
+            counted = await self.rotations.heard(records, [event])
+        await self.rotations.reconsider(counted)
 
     # --- what there is
 

@@ -150,8 +150,8 @@ async def test_what_failed_before_the_window_is_not_counted(replica: Replica) ->
 
 @pytest.mark.guards(
     FILE,
-    "rotation is None or not rotation.is_running:\n                return  #",
-    "rotation is None:\n                return  #",
+    "rotation is None or not rotation.is_running:\n            return None  #",
+    "rotation is None:\n            return None  #",
 )
 async def test_reports_of_another_version_or_of_no_rotation_count_for_nothing(replica: Replica) -> None:
     await replica.rotate(**OVERLAP)

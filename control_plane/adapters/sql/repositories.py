@@ -158,6 +158,12 @@ class Transaction:
             raise TakenError from error
         return int(result.rowcount)
 
+    async def written(self, statement: Any, parameters: Sequence[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """What the statement's RETURNING says of every row that it wrote."""
+        self._require_writing()
+        result = await self._connection.execute(statement, list(parameters))
+        return [dict(row) for row in result.mappings()]
+
     async def change_each(self, statement: Any, parameters: Sequence[dict[str, Any]]) -> None:
         """The statement once for each set of parameters. Without any it is not run at all."""
         self._require_writing()
@@ -628,12 +634,26 @@ class SqlAudit:
         self._tx = tx
 
     async def append(self, events: Sequence[AuditEvent]) -> None:
+        if events:
+            async with self._taken(events):
+                await self._tx.change(self._tx.insert_once(AUDIT, by="event_id"), _audit_rows(events))
+
+    async def append_new(self, events: Sequence[AuditEvent]) -> frozenset[str]:
         if not events:
-            return
+            return frozenset()
+        # Of two transactions with the same event the second waits here for the first: whoever is told that an event is
+        # new is the only one.
+        statement = self._tx.insert_once(AUDIT, by="event_id").returning(AUDIT.c.event_id)
+        async with self._taken(events):
+            return frozenset(row["event_id"] for row in await self._tx.written(statement, _audit_rows(events)))
+
+    @asynccontextmanager
+    async def _taken(self, events: Sequence[AuditEvent]) -> AsyncIterator[None]:
+        """Raises `RefusedError(audit_unavailable)` where the trail does not take them."""
         for event in events:
             self._tx.require_mine(TenantId(event.tenant) if event.tenant is not None else None)
         try:
-            await self._insert(events)
+            yield
         except (SQLAlchemyError, TakenError) as error:
             if isinstance(error, DBAPIError) and error.connection_invalidated:
                 raise  # the database is away, the trail with it
@@ -647,23 +667,6 @@ class SqlAudit:
             return False
         return True
 
-    async def _insert(self, events: Sequence[AuditEvent]) -> None:
-        await self._tx.change(
-            self._tx.insert_once(AUDIT, by="event_id"),
-            [
-                {
-                    "event_id": event.event_id,
-                    "at": event.at,
-                    "tenant": event.tenant,
-                    "request_id": event.request_id,
-                    "action": event.action,
-                    "code": event.code.value if event.code else None,
-                    "record": event_to_json(event),
-                }
-                for event in events
-            ],
-        )
-
     async def after(
         self, sequence: int, *, limit: int, request_id: str | None
     ) -> Sequence[tuple[int, dict[str, object]]]:
@@ -674,6 +677,21 @@ class SqlAudit:
             statement = statement.where(AUDIT.c.request_id == request_id)
         rows = await self._tx.rows(statement.order_by(AUDIT.c.sequence).limit(limit))
         return [(row["sequence"], row["record"]) for row in rows]
+
+
+def _audit_rows(events: Sequence[AuditEvent]) -> list[dict[str, Any]]:
+    return [
+        {
+            "event_id": event.event_id,
+            "at": event.at,
+            "tenant": event.tenant,
+            "request_id": event.request_id,
+            "action": event.action,
+            "code": event.code.value if event.code else None,
+            "record": event_to_json(event),
+        }
+        for event in events
+    ]
 
 
 def _prefixed(table: Table, cls: type, prefix: str) -> list[ColumnElement[Any]]:
