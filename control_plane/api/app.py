@@ -1,10 +1,17 @@
-"""The HTTP application: one module a kind of caller, errors at one edge, one document that describes it."""
+"""The HTTP application: one module a kind of caller, errors at one edge, one document that describes it.
 
+Rule: the document is made when it is first asked for, beside the loop. It takes longer than the whole rest of a start.
+"""
+
+import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from control_plane.api.edge import Edge
@@ -39,14 +46,19 @@ def build_inner_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
         version=version,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json",
+        openapi_url=None,
         redirect_slashes=False,
     )
     for router in routers:
         app.include_router(router)
     install(app)
-    document = _described(app)
-    app.openapi = lambda: document  # type: ignore[method-assign]
+    describe = functools.cache(lambda: _described(app))
+    app.openapi = describe  # type: ignore[method-assign]
+
+    async def document(_: Request) -> JSONResponse:
+        return JSONResponse(await asyncio.to_thread(describe))
+
+    app.add_route("/openapi.json", document, include_in_schema=False)
     return app
 
 

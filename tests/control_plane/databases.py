@@ -1,8 +1,12 @@
 """Databases for tests that go through the store: SQLite for every run, PostgreSQL where the two may differ."""
 
 import asyncio
+import atexit
 import shutil
+import tempfile
+import threading
 from collections.abc import AsyncIterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -31,25 +35,29 @@ async def new_database(kind: str, request: pytest.FixtureRequest, folder: Path) 
     return f"{server}{name}"
 
 
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@cache
+def migrated_file() -> Path:
     """A database of SQLite that nothing is in yet: copying it takes a hundredth of making it."""
-    path = tmp_path_factory.mktemp("migrated") / "store.sqlite"
+    folder = tempfile.TemporaryDirectory(prefix="coatcheck-migrated-")
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "store.sqlite"
 
     async def make() -> None:
         made = open_database(f"sqlite+aiosqlite:///{path}")
         await migrate(made.engine)
         await made.close()
 
-    asyncio.run(make())
+    maker = threading.Thread(target=asyncio.run, args=[make()])  # who asks for it may be in a loop of their own
+    maker.start()
+    maker.join()
     return path
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
-async def database(request: pytest.FixtureRequest, tmp_path: Path, migrated_file: Path) -> AsyncIterator[Database]:
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
     """PostgreSQL takes a second to make: most of what is shown on both is shown on it by the long run."""
     if request.param == "sqlite":
-        shutil.copy(migrated_file, tmp_path / "store.sqlite")
+        shutil.copy(migrated_file(), tmp_path / "store.sqlite")
         opened = open_database(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite'}")
     else:
         opened = open_database(await new_database(request.param, request, tmp_path))

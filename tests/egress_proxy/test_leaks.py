@@ -14,7 +14,7 @@ from egress_proxy.leaks import LEAKS, WINDOW_SECONDS, LeakWatch
 from tests.egress_proxy.world import World, get, reverse_path
 from tests.support.control_plane_simulator import Ticket
 from tests.support.raw_client import Response
-from tests.support.upstream import Upstream, chunk, message, mirror_headers, plain, sends
+from tests.support.upstream import Behaviour, Upstream, chunk, message, mirror_headers, plain, sends, sends_then_closes
 
 SECRET = 'real-0123456789abcdef/+"%ghij'
 SHORT = "hunter2hunter2"
@@ -39,6 +39,11 @@ FRAMINGS: Mapping[str, Callable[[bytes], bytes]] = {
 }
 
 
+def replies(framing: str, body: bytes) -> Behaviour:
+    reply = FRAMINGS[framing](body)
+    return sends_then_closes(reply) if framing == "until the end" else sends(reply)
+
+
 def ask(world: World, ticket: Ticket, path: str = "/") -> tuple[Response, bytes]:
     """The response, and every byte that came to the client."""
     with world.reverse() as line:
@@ -60,7 +65,7 @@ def test_no_form_of_a_secret_comes_back_anywhere_in_a_reply(
     world: World, upstream: Upstream, written: str, framing: str
 ) -> None:
     ticket = world.ticket(upstream.url, secret=SECRET)
-    upstream.default = sends(FRAMINGS[framing](b"before " + WRITTEN[written] + b" after"))
+    upstream.default = replies(framing, b"before " + WRITTEN[written] + b" after")
 
     _, received = ask(world, ticket)
 
@@ -73,7 +78,7 @@ def test_no_form_of_a_secret_comes_back_anywhere_in_a_reply(
 @pytest.mark.parametrize("framing", FRAMINGS)
 def test_a_short_secret_that_comes_back_blocks_the_reply(world: World, upstream: Upstream, framing: str) -> None:
     ticket = world.ticket(upstream.url, secret=SHORT)
-    upstream.default = sends(FRAMINGS[framing](b"before " + SHORT.encode() + b" after"))
+    upstream.default = replies(framing, b"before " + SHORT.encode() + b" after")
 
     with world.reverse() as line:
         line.send(get(reverse_path(ticket), headers={"Authorization": ticket.bearer, "Connection": "close"}))
