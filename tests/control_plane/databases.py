@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from control_plane.adapters.sql.engine import Database, open_database
 from control_plane.adapters.sql.migrate import migrate
+from tests.control_plane.postgresql import Logins, database_with_two_logins
 
 BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 """Where several write at once, the two databases differ."""
@@ -23,14 +24,50 @@ BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=Tr
 _names = count(1)
 
 
+_templates: dict[str, str] = {}
+"""By server: the database that those of `migrated_database` are copies of."""
+_owned_templates: dict[str, str] = {}
+"""Likewise for `migrated_by_owner`."""
+
+
 async def new_database(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """The URL of an empty database."""
     if kind == "sqlite":
         return f"sqlite+aiosqlite:///{folder / 'store.sqlite'}"
-    server, name = request.getfixturevalue("server"), f"store_{next(_names)}"
+    return await _created(request.getfixturevalue("server"))
+
+
+async def migrated_database(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """The URL of a database that has its tables already: copied, which takes a tenth of migrating."""
+    if kind == "sqlite":
+        shutil.copy(migrated_file(), folder / "store.sqlite")
+        return f"sqlite+aiosqlite:///{folder / 'store.sqlite'}"
+    server: str = request.getfixturevalue("server")
+    if server not in _templates:
+        url = await _created(server)
+        made = open_database(url)
+        await migrate(made.engine)
+        await made.close()
+        _templates[server] = url.removeprefix(server)
+    return await _created(server, like=_templates[server])
+
+
+async def migrated_by_owner(server: str) -> Logins:
+    """A database of its own with the documented logins, whose tables are the owner's."""
+    if server not in _owned_templates:
+        first = await database_with_two_logins(server)
+        owner = open_database(first.owner)
+        await migrate(owner.engine)
+        await owner.close()
+        _owned_templates[server] = first.owner.rpartition("/")[2]
+    return await database_with_two_logins(server, like=_owned_templates[server])
+
+
+async def _created(server: str, *, like: str = "template1") -> str:
+    name = f"store_{next(_names)}"
     engine = create_async_engine(server + "postgres", isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:
-        await connection.execute(text(f"CREATE DATABASE {name}"))
+        await connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {like}"))
     await engine.dispose()
     return f"{server}{name}"
 
@@ -55,12 +92,7 @@ def migrated_file() -> Path:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
-    """PostgreSQL takes a second to make: most of what is shown on both is shown on it by the long run."""
-    if request.param == "sqlite":
-        shutil.copy(migrated_file(), tmp_path / "store.sqlite")
-        opened = open_database(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite'}")
-    else:
-        opened = open_database(await new_database(request.param, request, tmp_path))
-        await migrate(opened.engine)
+    """On PostgreSQL each takes longer: most of what is shown on both is shown on it by the long run."""
+    opened = open_database(await migrated_database(request.param, request, tmp_path))
     yield opened
     await opened.close()

@@ -112,8 +112,8 @@ class Logins:
     app: str
 
 
-async def database_with_two_logins(server: str) -> Logins:
-    """A new database, made by the SQL that the documentation gives an operator."""
+async def database_with_two_logins(server: str, *, like: str = "template1") -> Logins:
+    """A new database, made by the SQL that the documentation gives an operator; what is in it is in `like` already."""
     name = f"coatcheck_{next(_names)}"
     engine = create_async_engine(server + "postgres", isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:
@@ -122,7 +122,9 @@ async def database_with_two_logins(server: str) -> Logins:
             # Roles are the whole server's, and there since the first database.
             if role and (await connection.execute(_IS_THERE, {"role": role[1]})).scalar_one():
                 continue
-            await connection.execute(text(re.sub(r"DATABASE coatcheck\b", f"DATABASE {name}", statement)))
+            named = re.sub(r"DATABASE coatcheck\b", f"DATABASE {name}", statement)
+            copied = f" TEMPLATE {like}" if named.startswith("CREATE DATABASE") else ""
+            await connection.execute(text(named + copied))
     await engine.dispose()
     return Logins(
         superuser=f"{server}{name}",

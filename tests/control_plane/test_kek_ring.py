@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from control_plane.adapters.sql.engine import Database, open_database
-from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import CredentialId
 from control_plane.contract.refusal import RefusalCode, RefusedError
@@ -20,7 +19,7 @@ from control_plane.custody import Custody, RingMember, UnopenableError, open_sec
 from control_plane.kek_ring import IDLE_SECONDS, SETTLE_SECONDS, KekRing
 from control_plane.ports import KekError, KekFailure
 from control_plane.trail import Actor, Trail
-from tests.control_plane.databases import new_database
+from tests.control_plane.databases import migrated_database
 from tests.control_plane.test_store import ACME, PLATFORM, credential, store, version, wake
 
 __all__ = ["store", "wake"]  # fixtures
@@ -37,8 +36,7 @@ on_both = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect
 @pytest.fixture(params=["sqlite"])
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
     """What is SQL's own business runs on both (`on_both`), the rest on one."""
-    opened = open_database(await new_database(request.param, request, tmp_path))
-    await migrate(opened.engine)
+    opened = open_database(await migrated_database(request.param, request, tmp_path))
     yield opened
     await opened.close()
 

@@ -42,7 +42,7 @@ from control_plane.core.kinds import (
     settled_settings,
 )
 from tests.control_plane.minting import Minting, minting
-from tests.control_plane.test_minting import ca, ca_file, empty_database, provider, world  # noqa: F401 (fixtures)
+from tests.control_plane.test_minting import ca, ca_file, provider, world  # noqa: F401 (fixtures)
 from tests.support.token_provider import TokenProvider
 from tests.support.upstream import Upstream, plain
 

@@ -15,7 +15,6 @@ import trustme
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from control_plane.adapters.sql.engine import Database, open_database
-from control_plane.adapters.sql.migrate import migrate
 from control_plane.contract.kinds import CredentialKind
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
@@ -24,6 +23,7 @@ from control_plane.core.kinds import KindSettings
 from control_plane.core.records import MintingState
 from control_plane.material import LEASE_SECONDS
 from control_plane.ports import KekError, KekFailure, Provider, ProviderAnswer, Records, Scope, Store, TenantScope
+from tests.control_plane.databases import migrated_file
 from tests.control_plane.minting import REFRESH, Minting, minting, refresh_secret
 from tests.control_plane.rotating import ACME, PLATFORM, Replica
 from tests.control_plane.test_store import database  # noqa: F401 (a fixture)
@@ -52,24 +52,10 @@ def provider(ca: trustme.CA) -> Iterator[TokenProvider]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Migrated once; each test has a copy."""
-    path = tmp_path_factory.mktemp("empty") / "store.sqlite"
-
-    async def make() -> None:
-        made = open_database(f"sqlite+aiosqlite:///{path}")
-        await migrate(made.engine)
-        await made.close()
-
-    asyncio.run(make())
-    return path
-
-
 @pytest.fixture
-async def world(empty_database: Path, tmp_path: Path, provider: TokenProvider, ca_file: Path) -> AsyncIterator[Minting]:
+async def world(tmp_path: Path, provider: TokenProvider, ca_file: Path) -> AsyncIterator[Minting]:
     copy = tmp_path / "store.sqlite"
-    shutil.copy(empty_database, copy)
+    shutil.copy(migrated_file(), copy)
     opened = open_database(f"sqlite+aiosqlite:///{copy}")
     yield minting(opened, provider, ca_file)
     await opened.close()

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.sql.engine import Database, open_database
-from control_plane.adapters.sql.migrate import NotMigratedError, migrate
+from control_plane.adapters.sql.migrate import NotMigratedError
 from control_plane.adapters.sql.privileges import NOT_ROW_SECURED, UnboundLoginError
 from control_plane.adapters.sql.repositories import Transaction
 from control_plane.adapters.sql.store import SqlStore
@@ -24,6 +24,7 @@ from control_plane.core.records import Tenant
 from control_plane.database import migrate_once
 from control_plane.ports import Scope, TenantScope
 from tests.control_plane.conftest import OwnControlPlane
+from tests.control_plane.databases import migrated_by_owner
 from tests.control_plane.postgresql import Logins, database_with_two_logins
 from tests.control_plane.serving import settings_in
 from tests.control_plane.test_store import ACME, EVIL, PLATFORM, client, fill
@@ -41,11 +42,14 @@ async def logins(server: str) -> Logins:
 
 
 @pytest.fixture
-async def database(logins: Logins) -> AsyncIterator[Database]:
+async def migrated(server: str) -> Logins:
+    return await migrated_by_owner(server)
+
+
+@pytest.fixture
+async def database(migrated: Logins) -> AsyncIterator[Database]:
     """Reached by the login that serves, with rows of two tenants in it."""
-    owner, app = open_database(logins.owner), open_database(logins.app)
-    await migrate(owner.engine)
-    await owner.close()
+    app = open_database(migrated.app)
     async with SqlStore(app, LocalWake()).write(PLATFORM) as records:
         for tenant in (ACME, EVIL):
             await records.tenants.add(Tenant(tenant, 1.5))
@@ -86,8 +90,8 @@ def test_every_table_is_a_tenants_or_the_platforms() -> None:
     '    op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")\n',
     "",
 )
-async def test_row_security_is_forced_on_every_table_of_a_tenant(logins: Logins, database: Database) -> None:
-    owner = open_database(logins.owner)
+async def test_row_security_is_forced_on_every_table_of_a_tenant(migrated: Logins, database: Database) -> None:
+    owner = open_database(migrated.owner)
     async with owner.engine.connect() as connection:
         forced = await connection.execute(
             text("SELECT relname FROM pg_class WHERE relrowsecurity AND relforcerowsecurity")
@@ -173,8 +177,8 @@ async def test_a_transaction_that_entered_no_role_may_do_nothing(database: Datab
                 await connection.execute(text(f"SELECT 1 FROM {table}"))
 
 
-async def test_the_tables_owner_sees_no_rows_either(logins: Logins, database: Database) -> None:
-    owner = open_database(logins.owner)
+async def test_the_tables_owner_sees_no_rows_either(migrated: Logins, database: Database) -> None:
+    owner = open_database(migrated.owner)
 
     for table in of_tenants():
         async with owner.engine.connect() as connection:
@@ -273,18 +277,16 @@ def test_the_tables_owner_does_not_serve(own_control_plane: OwnControlPlane, log
     ],
 )
 async def test_a_login_that_could_reach_past_its_tenant_does_not_serve(
-    own_control_plane: OwnControlPlane, logins: Logins, made: str, why: str
+    own_control_plane: OwnControlPlane, migrated: Logins, made: str, why: str
 ) -> None:
-    superuser = open_database(logins.superuser)
-    owner = open_database(logins.owner)
-    await migrate(owner.engine)
+    superuser = open_database(migrated.superuser)
     login = "coatcheck_suspect"
     async with superuser.engine.begin() as connection:
         await connection.execute(text(f"CREATE ROLE {login} LOGIN NOINHERIT PASSWORD 'suspect'"))
         await connection.execute(text(f"GRANT coatcheck_tenant, coatcheck_platform TO {login}"))
         await connection.execute(text(f"GRANT CONNECT ON DATABASE {superuser.engine.url.database} TO {login}"))
         await connection.execute(text(made.format(login=login)))
-    url = logins.app.replace("coatcheck_app:change-me-app", f"{login}:suspect")
+    url = migrated.app.replace("coatcheck_app:change-me-app", f"{login}:suspect")
 
     try:
         with pytest.raises(UnboundLoginError, match=why):
@@ -294,7 +296,6 @@ async def test_a_login_that_could_reach_past_its_tenant_does_not_serve(
             await connection.execute(text(f"DROP OWNED BY {login}"))
             await connection.execute(text(f"DROP ROLE {login}"))
         await superuser.close()
-        await owner.close()
 
 
 @pytest.mark.guards("control_plane/database.py", "await require_migrated(database.engine)", "pass")

@@ -42,7 +42,7 @@ from control_plane.core.records import (
     VersionState,
 )
 from control_plane.ports import CrossTenantReason, PlatformScope, TakenError, TenantScope
-from tests.control_plane.databases import new_database
+from tests.control_plane.databases import migrated_database, new_database
 
 PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
 ACME, EVIL = TenantId("acme"), TenantId("evil")
@@ -51,8 +51,7 @@ ALICE = SubjectId("alice")
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
-    opened = open_database(await new_database(request.param, request, tmp_path))
-    await migrate(opened.engine)
+    opened = open_database(await migrated_database(request.param, request, tmp_path))
     yield opened
     await opened.close()
 

@@ -1,5 +1,6 @@
 """What is over is forgotten, and nothing that could still be used, renewed or missed."""
 
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,12 @@ import pytest
 
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.sql.engine import open_database
-from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import ClientId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.core.records import Change, ChangeKind, Session, Tenant, Token, TokenKind
 from control_plane.ports import CrossTenantReason, PlatformScope
 from control_plane.upkeep import CHANGES_KEPT, ROWS_AT_ONCE, Upkeep
+from tests.control_plane.databases import migrated_file
 
 NOW = 100 * 86_400.0
 DAY = 86_400.0
@@ -49,8 +50,8 @@ TOKEN = Token(
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
+    shutil.copy(migrated_file(), tmp_path / "store.sqlite")
     database = open_database(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite'}")
-    await migrate(database.engine)
     store = SqlStore(database, LocalWake())
     async with store.write(PLATFORM) as records:
         await records.tenants.add(Tenant(ACME, 1.0))
