@@ -6,7 +6,7 @@ the audit trail.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from control_plane.contract.caller import Caller, SubjectId, TenantId
@@ -247,8 +247,8 @@ class Exchange:
         if not session.is_live(self._clock()):
             raise RefusedError(SESSION_OVER)
         require_subject(request, session.subject)
-        if session.joined_by is None:
-            await records.sessions.replace(replace(session, joined_by=client.id))
+        if session.joined_by is None and not await records.sessions.join(session.id, by=client.id):
+            raise RefusedError(SESSION_OVER)
         return session
 
     async def _own_token(self, text: str, marker: Marker, client: Client) -> Token:

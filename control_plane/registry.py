@@ -142,7 +142,7 @@ class Registry:
         """Other proofs of the same client, which keeps what it holds. Raises `RefusedError`."""
         secret = self._new_secret() if change.secret is SecretChange.NEW else None
         async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
-            present = await records.clients.get(client_id)
+            present = await records.clients.locked(client_id)
             if present is None:
                 raise RefusedError(CLIENT_NOT_FOUND)
             if present.source is ClientSource.FILE:

@@ -6,7 +6,7 @@ here. Whoever may not see a session hears that there is none.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from control_plane.access import FORBIDDEN
@@ -178,7 +178,7 @@ class Sessions:
             if current.ended_at is None:
                 raise RefusedError(NOT_OVER)
             await records.tokens.forget_of_session(current)
-            await records.sessions.replace(replace(current, erased_at=self._clock()))
+            await records.sessions.erase(current.id, self._clock())
             await self._trail.record(records, [self._event("session.erase", current, by)])
 
     def _event(self, action: str, session: Session, by: Actor) -> AuditEvent:

@@ -278,7 +278,7 @@ class SecretSources:
         """Written as a new version; None where the credential is not what it was any more."""
         now = self._clock()
         async with self._store.write(TenantScope(kept.credential.tenant)) as records:
-            credential = await records.credentials.get(kept.credential.id)
+            credential = await records.credentials.locked(kept.credential.id)
             if credential is None or credential.current_version != kept.version.version:
                 return None
             if credential.secret_source != kept.credential.secret_source:

@@ -228,13 +228,14 @@ async def test_what_is_replaced_is_read_back_changed(store: SqlStore) -> None:
     changed = (
         credential(destinations=credential().destinations[:1], placements=(BEARER,), current_version=2),
         version(state=VersionState.RETIRED, envelope=None, kek_id=None),
-        session(joined_by=ClientId("acme-runtime"), ended_at=5.5),
+        session(joined_by=ClientId("acme-runtime"), erased_at=5.5),
     )
 
     async with store.write(TenantScope(ACME)) as records:
         await records.credentials.replace(changed[0])
         await records.versions.replace(changed[1])
-        await records.sessions.replace(changed[2])
+        assert await records.sessions.join(session().id, by=ClientId("acme-runtime"))
+        await records.sessions.erase(session().id, 5.5)
         assert await records.tokens.prolong(token().sha256, 999.5)
 
     async with store.read(TenantScope(ACME)) as records:
@@ -338,6 +339,9 @@ async def test_a_tenants_scope_changes_nothing_of_another(store: SqlStore) -> No
         await records.tokens.revoke_of_sessions([session()], 5.5)
         await records.tokens.revoke_of_client(client().id, 5.5)
         await records.sessions.end([session()], 5.5)
+        assert not await records.sessions.join(session().id, by=ClientId("evil-runtime"))
+        await records.sessions.erase(session().id, 5.5)
+        assert await records.clients.locked(client().id) is None
         assert await records.tokens.purge(dead_before=9e9, limit=10) == 0
         assert await records.sessions.purge(over_before=9e9, limit=10) == 0
         assert not await records.tokens.prolong(token().sha256, 9e9)
@@ -354,6 +358,7 @@ async def test_a_tenants_scope_changes_nothing_of_another(store: SqlStore) -> No
         assert await records.rules.get(rule().id) == rule()
         assert await records.credentials.get(credential().id) == credential()
         assert await records.clients.get(client().id) == client()
+        assert await records.sessions.get(session().id) == session()
 
 
 @pytest.mark.guards(
@@ -377,7 +382,6 @@ async def test_a_row_of_another_tenant_is_not_written(store: SqlStore) -> None:
             records.grants.add(grant(id=GrantId("new"))),
             records.rules.add(rule(id="new")),
             records.sessions.add(session(id=SessionId("new"))),
-            records.sessions.replace(session()),
             records.tokens.add(token(id=PlaceholderId("new"), sha256="1" * 64)),
             records.outbox.append([Change(ChangeKind.POLICY, ACME, "acme")], 1),
             records.outbox.position(),

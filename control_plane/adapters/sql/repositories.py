@@ -243,6 +243,13 @@ class SqlClients:
         row = await self._tx.row(select(CLIENTS).where(CLIENTS.c.id == client, self._seen()))
         return to_record(Client, row) if row else None
 
+    async def locked(self, client: ClientId) -> Client | None:
+        # SQLite has one writer at a time, and no such clause.
+        where = (CLIENTS.c.id == client, self._tx.mine(CLIENTS.c.tenant))
+        if await self._tx.row(select(CLIENTS.c.id).where(*where).with_for_update()) is None:
+            return None
+        return await self.get(client)
+
     async def list(self) -> Sequence[Client]:
         return await self._many(true())
 
@@ -417,9 +424,15 @@ class SqlSessions:
         row = await self._tx.row(select(SESSIONS).where(*self._where(session)))
         return to_record(Session, row) if row else None
 
-    async def replace(self, session: Session) -> None:
-        self._tx.require_mine(session.tenant)
-        await self._tx.change(update(SESSIONS).where(*self._where(session.id)).values(to_columns(session)))
+    # Never the whole row: what another replica wrote since it was read, its end above all, would be undone.
+
+    async def join(self, session: SessionId, *, by: ClientId) -> bool:
+        where = (*self._where(session), SESSIONS.c.ended_at.is_(None))
+        return await self._tx.change(update(SESSIONS).where(*where).values(joined_by=by)) == 1
+
+    async def erase(self, session: SessionId, at: float) -> None:
+        where = (*self._where(session), SESSIONS.c.erased_at.is_(None))
+        await self._tx.change(update(SESSIONS).where(*where).values(erased_at=at))
 
     async def live_of_runtime(self, runtime: ClientId, now: float) -> Sequence[Session]:
         where = (SESSIONS.c.runtime == runtime, _is_live(now), self._tx.mine(SESSIONS.c.tenant))
