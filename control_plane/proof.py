@@ -254,8 +254,12 @@ class Proofs:
 
 
 def _digest(token: str) -> str:
-    """Stands for a token whose own id (`jti`) is another issuer's business."""
-    return hashlib.sha256(token.encode()).hexdigest()
+    """Stands for a token whose own id (`jti`) is another issuer's business.
+
+    Of what is signed alone: a signature can be spelled in several ways by whoever holds it (ECDSA's second solution,
+    base64url's spare bits), and it is the same token still.
+    """
+    return hashlib.sha256(token.rpartition(".")[0].encode()).hexdigest()
 
 
 def require_runtime(client: Client) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from control_plane.contract.refusal import RefusedError
+from control_plane.core.tokens import CLOCK_SKEW_SECONDS
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Store
 
 TOKENS_KEPT_SECONDS: Final = 86_400
@@ -69,7 +70,9 @@ class Upkeep:
         async with self._store.write(scope) as records:
             await records.sessions.purge(over_before=now - SESSIONS_KEPT_SECONDS, limit=ROWS_AT_ONCE // 10)
         async with self._store.write(scope) as records:
-            await records.used_assertions.purge(over_before=now, limit=ROWS_AT_ONCE)
+            # Another replica's clock may be behind ours, and there the assertion is not over yet.
+            over_before = now - CLOCK_SKEW_SECONDS
+            await records.used_assertions.purge(over_before=over_before, limit=ROWS_AT_ONCE)
         async with self._store.write(scope) as records:
             await records.minted.purge(limit=ROWS_AT_ONCE)
         async with self._store.write(scope) as records:

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol, with what it lacks: bounds on how large a head may grow and how long it may take, and the
-client certificate of a connection.
+"""uvicorn's HTTP protocol, with what it lacks: bounds on how large a head may grow and how long it and its body may
+take, and the client certificate of a connection.
 
-Rule: whoever has not yet sent a whole head has not shown anything, and costs little. (RFC 6585 §5: 431; RFC 9110
+Rule: whoever has not yet sent a whole message has not shown anything, and costs little. (RFC 6585 §5: 431; RFC 9110
 §15.5.9: 408.) Everything about a request that is whole is judged in `edge`.
 """
 
@@ -20,13 +20,15 @@ from control_plane.core.certificates import PeerCertificate
 
 MAX_OPEN_HEAD_BYTES: Final = 256 * 1024
 HEAD_SECONDS: Final = 15.0
+BODY_SECONDS: Final = 30.0
+"""From a head's end to its body's. Some bodies are read before it is known who sends them."""
 
 
 class BoundedHttp(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._head_is_open = True
         self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._peer: PeerCertificate | None = None
         super().__init__(*arguments, **options)
 
@@ -55,17 +57,31 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_open = False
-        self._stop_waiting()
+        self._await_body()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_waiting()
+        super().on_message_complete()
 
     def _await_head(self) -> None:
         self._stop_waiting()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+
+    def _await_body(self) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(BODY_SECONDS, self._refuse_body)
 
     def _stop_waiting(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse_body(self) -> None:
+        if self.cycle.response_started:
+            self.transport.close()  # it was answered without being read
+        else:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._stop_waiting()

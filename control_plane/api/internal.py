@@ -105,25 +105,27 @@ class InternalApi:
         return Response(status_code=204)
 
     async def events(self, request: Request) -> Response:
-        await self._proxy(request)
+        proxy = await self._proxy(request)
         after = _after(request)
-        return StreamingResponse(self._counted_stream(after), media_type="text/event-stream")
+        return StreamingResponse(self._counted_stream(after, proxy), media_type="text/event-stream")
 
-    async def _counted_stream(self, after: int | None) -> AsyncIterator[bytes]:
+    async def _counted_stream(self, after: int | None, proxy: Client) -> AsyncIterator[bytes]:
         stream = _Told()
         self.counters.streams.add(stream)
         try:
-            async for message in self._stream(after, stream):
+            async for message in self._stream(after, stream, proxy):
                 yield message
         finally:
             self.counters.streams.discard(stream)
 
-    async def _stream(self, after: int | None, stream: "_Told") -> AsyncIterator[bytes]:
+    async def _stream(self, after: int | None, stream: "_Told", proxy: Client) -> AsyncIterator[bytes]:
         """Every change after that sequence, then a heartbeat, then each change as it happens and heartbeats between."""
         last, quiet_since, caught_up = after, time.monotonic(), False
         while not self.wake.closed:
             grew = self.wake.listen()
-            position, changes = await self._look(last)
+            if (looked := await self._look(last, proxy)) is None:
+                return  # it is not who it was any more: whoever it is now asks again, and proves it
+            position, changes = looked
             # A number that is ahead of ours is of another history (a restored database): the heartbeat shows it.
             last = position.sequence if last is None else min(last, position.sequence)
             stream.sequence = last
@@ -140,8 +142,11 @@ class InternalApi:
                 quiet_since = now
             await grew(max(0.0, HEARTBEAT_SECONDS - (time.monotonic() - quiet_since)))
 
-    async def _look(self, last: int | None) -> tuple[Position, Sequence[PublishedChange]]:
+    async def _look(self, last: int | None, proxy: Client) -> tuple[Position, Sequence[PublishedChange]] | None:
+        """None for a proxy that was removed, or proves itself otherwise, since it was let in."""
         async with self.store.read(PlatformScope(CrossTenantReason.EVENTS)) as records:
+            if await records.clients.get(proxy.id) != proxy:
+                return None
             position = await records.outbox.position()
             if last is None or last >= position.sequence:
                 return position, ()

@@ -9,7 +9,10 @@ from typing import Final
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NAT64: Final = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+# RFC 8215 leaves it to each network where in 64:ff9b:1::/48 the IPv4 address stands (RFC 6052 §2.2). Only of its first
+# /96 every reading but the last 32 bits is no address; whatever else of it is not judged, and so not public.
+_NAT64: Final = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/96"))
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # RFC 4291 §2.4: all that was ever given out of IPv6
 _COMPATIBLE: Final = ipaddress.IPv6Network("::/96")
 _TRANSLATED: Final = ipaddress.IPv6Network("::ffff:0:0:0/96")  # RFC 2765
 _NEVER: Final = tuple(
@@ -25,6 +28,7 @@ _NEVER: Final = tuple(
         "fec0::/10",
         "fd00:ec2::/32",  # metadata over IPv6
         "5f00::/16",
+        "3fff::/20",  # for documentation (RFC 9637)
     )
 )
 
@@ -35,6 +39,8 @@ def is_public(text: str) -> bool:
         return False
     address = _innermost(ipaddress.ip_address(text))
     if any(address in network for network in _NEVER if network.version == address.version):
+        return False
+    if address.version == 6 and address not in _UNICAST:
         return False
     return address.is_global and not address.is_multicast
 

@@ -23,6 +23,7 @@ ADDRESS = "control_plane/contract/address.py"
             "2001:0:4136:e378:8000:63bf:3fff:fdd2",
             "100::1",
             "5f00::1",
+            "3fff::1",
         ),
     ],
 )
@@ -34,7 +35,31 @@ def test_a_private_address_is_not_public(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["1.1.1.1", "8.8.8.8", "142.250.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+    "address",
+    [
+        # 10.0.0.1 and 169.254.169.254 where a network's own NAT64 has a prefix of /48, /56 and /64 (RFC 6052 §2.2); the
+        # last 32 bits, which it does not read, are somebody's public address.
+        *("64:ff9b:1:a00:0:100:808:808", "64:ff9b:1:a9fe:a9:fe00:808:808"),
+        *("64:ff9b:1:a:0:1:808:808", "64:ff9b:1:a9:fe:a9fe:808:808", "64:ff9b:1:0:a:0:108:808"),
+        *("1::1", "4000::1", "::ffff:1:808:808", "100:0:0:1::1"),
+    ],
+)
+@pytest.mark.guards(ADDRESS, "if address.version == 6 and address not in _UNICAST:", "if False:")
+def test_what_is_no_unicast_address_of_the_internet_is_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "1.1.1.1",
+        "8.8.8.8",
+        "142.250.1.1",
+        "2606:4700::1111",
+        "::ffff:8.8.8.8",
+        "64:ff9b::808:808",
+        "64:ff9b:1::808:808",
+    ],
 )
 def test_a_public_address_is_public(address: str) -> None:
     assert is_public(address)

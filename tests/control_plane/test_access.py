@@ -269,6 +269,25 @@ def test_a_head_that_does_not_come_is_408(control_plane: ControlPlane) -> None:
         peer.close()
 
 
+@pytest.mark.guards("control_plane/api/http.py", "self.loop.call_later(BODY_SECONDS, self._refuse_body)", "self._timer")
+@pytest.mark.parametrize("path", ["/oauth/token", "/oauth/revoke", "/v1/sessions", "/nothing"])
+def test_a_body_that_does_not_come_holds_no_connection(
+    control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("control_plane.api.http.BODY_SECONDS", 0.2)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nContent-Type: application/x-www-form-urlencoded"
+    with socket.create_connection(("127.0.0.1", int(control_plane.url.rpartition(":")[2])), timeout=10) as peer:
+        peer.sendall(head.encode() + b"\r\n\r\ngrant_type=")
+
+        answer = b""
+        while part := peer.recv(65_536):
+            answer += part
+
+    expected = b"HTTP/1.1 408 " if path.startswith("/oauth") else b"HTTP/1.1 4"
+    assert answer.startswith(expected)
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 def test_150_header_lines_and_200_cookies_are_fine(control_plane: ControlPlane) -> None:
     headers = {f"x-filler-{number}": "v" for number in range(150)}
     cookies = "; ".join(f"c{number}=v" for number in range(200))

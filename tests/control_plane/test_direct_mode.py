@@ -1,13 +1,19 @@
 """Direct mode: a key itself is handed out only where everything says so, and never because nothing answers."""
 
+import base64
+import string
+from collections.abc import Callable
+
 import httpx
 import pytest
 
 from tests.control_plane.conftest import OwnControlPlane
+from tests.control_plane.issuing import Provider
 from tests.control_plane.serving import PROXY, ControlPlane
 from tests.control_plane.test_exchange import assert_oauth_error
 from tests.control_plane.workspace import HOST, JWT, SECRET, SESSION, Json, Workspace
 
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 DIRECT = "urn:coatcheck:token-type:direct"
 PAST_THE_HEARTBEAT = 3_600
 
@@ -63,6 +69,36 @@ def test_it_is_handed_out_once_for_each_subject_token(single: Workspace) -> None
     first, second = asked(single, session), asked(single, session)
 
     assert first.status_code == 200
+    assert_oauth_error(second, "invalid_request", "token_invalid")
+    assert SECRET not in second.text
+
+
+def second_solution(token: str) -> str:
+    """ECDSA: whoever has (r, s) has (r, n - s) too, which verifies as well."""
+    signed, _, signature = token.rpartition(".")
+    raw = base64.urlsafe_b64decode(signature + "==")
+    other = (P256_ORDER - int.from_bytes(raw[32:])).to_bytes(32)
+    return f"{signed}.{base64.urlsafe_b64encode(raw[:32] + other).rstrip(b'=').decode()}"
+
+
+def spare_bits(token: str) -> str:
+    """The last character of 64 bytes in base64url has four bits that are no part of them."""
+    digits = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
+    return token[:-1] + digits[digits.index(token[-1]) ^ 1]
+
+
+@pytest.mark.guards("control_plane/proof.py", 'token.rpartition(".")[0].encode()', "token.encode()")
+@pytest.mark.parametrize("respelt", [second_solution, spare_bits])
+def test_a_token_that_is_spelt_otherwise_is_the_same_token(single: Workspace, respelt: Callable[[str], str]) -> None:
+    people = Provider("people")
+    people.register(single.control_plane, tenant=single.tenant)
+    token = people.token()
+
+    first = asked(single, subject_token=token)
+    second = asked(single, subject_token=respelt(token))
+
+    assert first.status_code == 200, first.text
+    assert respelt(token) != token
     assert_oauth_error(second, "invalid_request", "token_invalid")
     assert SECRET not in second.text
 

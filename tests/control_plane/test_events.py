@@ -58,13 +58,17 @@ class Stream:
 
 @contextmanager
 def streaming(
-    control_plane: ControlPlane, *, after: int | None = None, last_event_id: str | None = None
+    control_plane: ControlPlane,
+    *,
+    after: int | None = None,
+    last_event_id: str | None = None,
+    proxy: tuple[str, str] = PROXY,
 ) -> Iterator[Stream]:
     headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
     query = {} if after is None else {"after": after}
     with (
         httpx.Client(base_url=control_plane.url, trust_env=False, timeout=20) as client,
-        client.stream("GET", "/internal/events", params=query, headers=headers, auth=PROXY) as response,
+        client.stream("GET", "/internal/events", params=query, headers=headers, auth=proxy) as response,
     ):
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -290,3 +294,24 @@ def test_a_proxy_that_hangs_up_leaves_nothing_behind(workspace: Workspace) -> No
         assert stream.next()["kind"] == "heartbeat"
         with pytest.raises(Empty):
             stream.next(timeout=0.2)
+
+
+@pytest.mark.guards("control_plane/api/internal.py", "if await records.clients.get(proxy.id) != proxy:", "if False:")
+@pytest.mark.parametrize(
+    ("method", "body"), [("DELETE", None), ("PATCH", {"secret": "new"})], ids=["removed", "another secret"]
+)
+def test_a_proxy_that_may_ask_no_more_hears_no_more(
+    own_control_plane: OwnControlPlane, method: str, body: Json | None
+) -> None:
+    workspace = Workspace(own_control_plane(), "acme")
+    plane = workspace.control_plane
+    secret = workspace.add_client("second-proxy", "egress_proxy", tenant=None)
+    with streaming(plane, proxy=("second-proxy", secret)) as stream:
+        stream.next()
+
+        plane.made(method, "/v1/clients/second-proxy", body)
+        workspace.add_credential("kept-from-it")
+
+        stream.wait_for_end()
+        heard = list(stream.messages.queue)
+    assert [event for _, kind, event in heard if kind != "proxy_credential"] == []

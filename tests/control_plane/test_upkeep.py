@@ -12,6 +12,7 @@ from control_plane.adapters.sql.engine import open_database
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import ClientId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.core.records import Change, ChangeKind, Session, Tenant, Token, TokenKind
+from control_plane.core.tokens import CLOCK_SKEW_SECONDS
 from control_plane.ports import CrossTenantReason, PlatformScope
 from control_plane.upkeep import CHANGES_KEPT, ROWS_AT_ONCE, Upkeep
 from tests.control_plane.databases import migrated_file
@@ -149,3 +150,15 @@ async def test_young_changes_are_kept_however_many(store: SqlStore, upkeep: Upke
     async with store.read(PLATFORM) as records:
         (first,) = await records.outbox.after(0, 1)
     assert first.sequence == 1
+
+
+@pytest.mark.guards("control_plane/upkeep.py", "over_before = now - CLOCK_SKEW_SECONDS", "over_before = now")
+async def test_an_assertion_is_remembered_until_it_is_over_on_a_replica_whose_clock_is_behind(store: SqlStore) -> None:
+    behind, ahead = NOW, NOW + CLOCK_SKEW_SECONDS - 1
+    async with store.write(PLATFORM) as records:
+        await records.used_assertions.use("a" * 64, expires_at=behind + 0.5)
+
+    await Upkeep(store, clock=lambda: ahead).once()
+
+    async with store.write(PLATFORM) as records:
+        assert not await records.used_assertions.use("a" * 64, expires_at=behind + 0.5)
