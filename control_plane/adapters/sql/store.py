@@ -23,6 +23,11 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.faults import reach
 from control_plane.ports import Scope, TenantScope, Wake
 
+READ_SECONDS: Final = 10.0
+WRITE_SECONDS: Final = 120.0
+"""PostgreSQL: for so long a transaction may last. A server that is frozen, or behind a connection that leads nowhere
+any more, says nothing, and nobody is to wait for it for ever. A write may be that of a great many rows."""
+
 _log = structlog.get_logger("control_plane.store")
 
 # Both end with the transaction (`true`), so that a connection goes back as nobody's: to our pool, or to a pooler that
@@ -47,7 +52,7 @@ class SqlStore:
                 with self._sqlite_reader.connect() as direct, direct.begin():
                     yield SqlRecords(Transaction(OnTheLoop(direct), scope, writes=False))
             else:
-                async with self._reader.connect() as connection, connection.begin():
+                async with asyncio.timeout(READ_SECONDS), self._reader.connect() as connection, connection.begin():
                     await _enter(connection, scope)
                     yield SqlRecords(Transaction(connection, scope, writes=False))
 
@@ -56,7 +61,8 @@ class SqlStore:
         """A transaction; event streams are woken after its commit when it published anything."""
         with _unavailable_when_away():
             deadline = time.monotonic() + WRITER_WAITS_SECONDS
-            async with self._turn(deadline), self._writer.connect() as connection:
+            limit = WRITE_SECONDS if self._sqlite_reader is None else None
+            async with asyncio.timeout(limit), self._turn(deadline), self._writer.connect() as connection:
                 await connection.execution_options(**{WRITER_DEADLINE: deadline})
                 async with connection.begin():
                     if self._sqlite_reader is None:
