@@ -9,8 +9,10 @@ raised afterwards. Revoking because of an alarm is off unless the tenant wants i
 the same tenant: otherwise anybody could revoke what they found.
 """
 
+import asyncio
 import json
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -294,10 +296,15 @@ class HookDelivery:
         self.given_up = 0
 
     async def once(self) -> None:
-        """Tries what is due, once each."""
+        """Tries what is due, once each, side by side: a hook that takes its time holds up no other."""
         async with self._store.read(_SCOPE) as records:
             due = await records.alarms.due(now=self._clock(), limit=DELIVERIES_AT_ONCE)
-        for delivery in due:
+        async with asyncio.TaskGroup() as tries:
+            for delivery in due:
+                tries.create_task(self._tried(delivery), name="alarm delivery")
+
+    async def _tried(self, delivery: Delivery) -> None:
+        with suppress(RefusedError):  # the store is away, and has said so: it is tried again when its claim ends
             await self._try(delivery)
 
     async def _try(self, delivery: Delivery) -> None:

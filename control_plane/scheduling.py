@@ -245,10 +245,14 @@ class ScheduleKeeper:
             await self._failed(work, f"what the hook gave was refused: {refused.refusal.detail}")
 
     async def _begun(self, records: Records, schedule: RotationSchedule, created: Created, rotation: Rotation) -> None:
-        """In the transaction that begins the rotation."""
+        """In the transaction that begins the rotation. Raises `RefusedError` where the hook is not the one any more."""
+        # The credential is locked: what the operator has said while the hook was asked stands.
+        present = await records.rotations.schedule_of(rotation.credential_id)
+        if present is None or present.hook != schedule.hook:
+            raise RefusedError(HOOK_TAKEN_AWAY)
         await records.rotations.put_schedule(
             replace(
-                schedule,
+                present,
                 attempt=None,
                 unsettled_rotation=rotation.id,
                 hook_state=dict(created.state),
@@ -339,6 +343,10 @@ def _in_words(schedule: RotationSchedule) -> str:
 
 
 _ITSELF: Final = Actor(BY_SCHEDULE, "schedule", is_a_client=False)
+HOOK_TAKEN_AWAY: Final = Refusal(
+    RefusalCode.ROTATION_NOT_RUNNING,
+    "the hook was taken away, or another put in its place, while it was asked: its value is not used",
+)
 NO_SCHEDULE: Final = Refusal(
     RefusalCode.NOT_FOUND,
     "this credential has no schedule",

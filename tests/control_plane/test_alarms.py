@@ -13,11 +13,12 @@ import httpx
 import pytest
 import trustme
 
+from control_plane.alarms import MAX_HOOKS
 from control_plane.core.alarms import MAX_ATTEMPTS, RETRY_SECONDS, WINDOW_SECONDS, hook_secret, retry_at, signature
 from tests.control_plane.conftest import OwnControlPlane
 from tests.control_plane.serving import ADMIN_TOKEN, PROXY
 from tests.control_plane.workspace import ENDPOINT, HOST, PLACEHOLDER, Json, Workspace, sha256
-from tests.support.upstream import Upstream, plain
+from tests.support.upstream import Request, Upstream, Wire, plain
 
 ALARMS = "control_plane/alarms.py"
 CORE = "control_plane/core/alarms.py"
@@ -377,6 +378,29 @@ def test_a_hook_is_told_and_can_check_who_tells(listening: Listening) -> None:
     assert hmac.compare_digest(parts["v1"], expected)
     assert abs(int(parts["t"]) - time.time()) < 60
     assert told.header("content-type") == "application/json"
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/alarms.py", "order_by(waiting.c.turn, waiting.c.due_at)", "order_by(waiting.c.due_at)"
+)
+def test_a_tenant_with_slow_hooks_and_many_alarms_holds_up_no_other(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def says_nothing(_request: Request, wire: Wire) -> None:
+        await wire.peer_gone.wait()
+
+    monkeypatch.setattr("control_plane.adapters.outbound.MAX_SECONDS", 2.0)
+    listening.server.on("/slow", says_nothing)
+    evil = Listening(Workspace(listening.workspace.control_plane, "evil"), listening.server)
+    for _ in range(MAX_HOOKS):
+        evil.hook("/slow")
+    for _ in range(12):
+        evil.test()
+    listening.hook()
+
+    listening.test()
+
+    assert wait_for(lambda: listening.server.seen("/alarms"), seconds=8)
 
 
 def test_a_hooks_secret_is_shown_once_and_each_has_its_own(listening: Listening) -> None:

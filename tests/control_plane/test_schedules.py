@@ -142,6 +142,56 @@ async def test_a_hook_makes_the_new_value_and_puts_the_old_one_away(
     assert len(maker.asked) == 1
 
 
+@pytest.mark.guards("control_plane/scheduling.py", "if present is None or present.hook != schedule.hook:", "if False:")
+@pytest.mark.parametrize("then", [None, replace(BY_HOOK, hook={"kind": "other"}), EVERY])
+async def test_a_hook_that_is_taken_away_while_it_is_asked_changes_nothing(
+    replica: Replica, maker: Maker, then: NewSchedule | None
+) -> None:
+    class Slow(Maker):
+        async def create(self, ask: HookAsk) -> Created:
+            made = await maker.create(ask)
+            if then is None:
+                await asking.remove(ACME, NAME, by=OPERATOR)
+            else:
+                await asking.put(ACME, NAME, then, by=OPERATOR)
+            return made
+
+    asking = keeper(replica, Slow())
+    await asking.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+
+    await at(replica, asking, 90 * DAY)
+
+    assert len(maker.asked) == 1
+    assert await replica.states() == ["active"]
+    if then is None:
+        with pytest.raises(RefusedError):
+            await asking.get(ACME, NAME)
+    else:
+        assert (await asking.get(ACME, NAME)).schedule.hook == then.hook
+
+
+async def test_a_date_that_changes_while_the_hook_is_asked_stands_and_so_does_the_new_value(
+    replica: Replica, maker: Maker
+) -> None:
+    class Slow(Maker):
+        async def create(self, ask: HookAsk) -> Created:
+            await asking.put(ACME, NAME, replace(BY_HOOK, every_seconds=30 * DAY), by=OPERATOR)
+            return await maker.create(ask)
+
+    asking = keeper(replica, Slow())
+    await asking.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+
+    begun = await at(replica, asking, 90 * DAY)
+
+    kept = (await asking.get(ACME, NAME)).schedule
+    assert begun[-1] == "credential.rotate"
+    assert (kept.every_seconds, kept.attempt, kept.unsettled_rotation) == (
+        30 * DAY,
+        None,
+        (await replica.rotation()).id,
+    )
+
+
 @pytest.mark.guards(
     "control_plane/core/schedule.py", "schedule.hook is not None and not why_suspended(schedule, rotation)", "True"
 )
