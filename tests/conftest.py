@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 pytest_plugins = (
+    "tests.attacks.plugin",
     "tests.mutants.plugin",
     "tests.support.client_table",
     "tests.support.fault_table",

@@ -4,8 +4,8 @@ Rule: a line is judged once and remembered, because clients repeat themselves: o
 came before, and looking one up costs a tenth of judging it. What is remembered depends on the line alone.
 
 A *mark* is a marker that was seen, with the slot it was seen in. Plain slots are a header's value, the target and
-decoded Basic credentials; whatever appears only after percent- or base64-decoding (nested, too) is hidden. A base64 run
-of fewer than 48 characters cannot hold a placeholder (36 characters) and is not decoded.
+decoded Basic credentials; whatever appears only after percent- or base64-decoding, or without JSON's escapes (nested,
+too), is hidden. A base64 run of fewer than 48 characters cannot hold a placeholder (36 characters) and is not decoded.
 """
 
 import binascii
@@ -52,6 +52,8 @@ _SUBJECT = SUBJECT_HEADER.lower().encode()
 # The look-behind makes a failed run cost one step, not one for each of its characters.
 _BASE64_RUN = re.compile(rb"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{48,}")
 _TELLING_ESCAPE = re.compile(rb"%(?:25|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa])")
+_JSON_ESCAPE = re.compile(rb"\\u00([0-9A-Fa-f]{2})")  # RFC 8259 §7
+_TOKEN68 = re.compile(rb"[A-Za-z0-9+/_-]*={0,2}")
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -109,7 +111,9 @@ def target_marks(target: bytes) -> list[Mark]:
 def decode_basic(value: bytes) -> bytes | None:
     """`user:password` of a Basic field (RFC 7617); the scheme in any case, base64 url-safe or unpadded, too."""
     scheme, _, encoded = value.partition(b" ")
-    return _base64(encoded.strip()) if scheme.lower() == b"basic" else None
+    # Decoders skip what is not of the alphabet: another reader might take what follows a comma for the credentials.
+    is_basic = scheme.lower() == b"basic" and _TOKEN68.fullmatch(encoded.strip(b" "))
+    return _base64(encoded.strip(b" ")) if is_basic else None
 
 
 _SHORTEST_BASE64: Final = 48
@@ -180,7 +184,9 @@ def _marks_in(slot: Slot, text: bytes, *, seen_already: bytes | None = None) -> 
 
 
 def _decodings(text: bytes) -> Iterator[bytes]:
-    """`text` percent-decoded up to three times, base64-decoded once, and both nested. Only what differs from it.
+    """`text` percent-decoded up to three times, without JSON's escapes, base64-decoded once, and these nested.
+
+    Only what differs from it.
 
     A percent layer in which nothing new appears is left out: it would show the plain markers again.
     """
@@ -189,6 +195,11 @@ def _decodings(text: bytes) -> Iterator[bytes]:
         layers.append(layer)
         if _count(layer) != _count(text):
             yield layer
+    if b"\\u00" in layers[-1]:
+        unescaped = _JSON_ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), layers[-1])
+        layers.append(unescaped)
+        if _count(unescaped) != _count(text):
+            yield unescaped
     for layer in layers:
         for run in _BASE64_RUN.findall(layer):
             # What precedes it may be of the alphabet too ('/'), so where the encoding begins is unknown.

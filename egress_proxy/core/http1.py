@@ -27,6 +27,8 @@ MAX_CHUNK_LINE_BYTES: Final = 18  # 16 hex digits and CRLF
 HEAD_END: Final = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z]+(?:-[A-Z]+)*) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])")
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+"""RFC 9110 §7.2, without what no host name has: a second reader could find another host in it."""
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _MIRRORING_METHODS = (b"TRACE", b"TRACK")
 _NO_NAMES: Final[frozenset[bytes]] = frozenset()
@@ -145,6 +147,8 @@ def parse_request_head(raw: bytes) -> RequestHead:
             if value.lower() != b"100-continue":
                 raise _refused(RefusalCode.MALFORMED_REQUEST, "The only expectation understood is 100-continue.")
             expects_continue = True
+    if host is not None and not _HOST.fullmatch(host):
+        raise _refused(RefusalCode.MALFORMED_REQUEST, "The Host field is not one host, with a port or without.")
     if host is None and method != "CONNECT":
         raise _refused(RefusalCode.MALFORMED_REQUEST, "The request has no Host field.")
     if method == "CONNECT" and (framing is Framing.CHUNKED or content_length):
@@ -177,6 +181,8 @@ def _judge_request_line(line: bytes) -> tuple[str, bytes, bytes]:
     if match is None:
         raise _refused(RefusalCode.MALFORMED_REQUEST, "The request line is not 'METHOD target HTTP/1.1'.")
     method, target, version = match.groups()
+    if b"#" in target:  # RFC 9112 §3.2: others cut it there
+        raise _refused(RefusalCode.MALFORMED_REQUEST, "The request's target has a fragment.")
     if version != b"1.1" and not (version == b"1.0" and method == b"CONNECT"):
         raise _refused(RefusalCode.PROTOCOL_DENIED, "The proxy speaks HTTP/1.1.")
     return method.decode("ascii"), target, version

@@ -203,7 +203,10 @@ class TunnelRefusedError(Exception):
 
 
 def dial(port: int, *, host: str = "127.0.0.1") -> Line:
-    return Line(socket.create_connection((host, port), timeout=DEFAULT_TIMEOUT_SECONDS))
+    sock = socket.create_connection((host, port), timeout=DEFAULT_TIMEOUT_SECONDS)
+    # As every HTTP client does: else the request waits 40 ms for the handshake's last bytes to be acknowledged.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Line(sock)
 
 
 def proxy_authorization(proxy_credential: str) -> bytes:

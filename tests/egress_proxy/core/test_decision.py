@@ -635,10 +635,6 @@ def test_a_query_parameter_given_twice_is_refused(world: World) -> None:
     [
         ("GET / HTTP/1.1", "evil.test", "misdirected_request"),
         ("GET / HTTP/1.1", "api.test:8443", "misdirected_request"),
-        ("GET / HTTP/1.1", "user@api.test", "malformed_request"),
-        ("GET / HTTP/1.1", "api.test:", "malformed_request"),
-        ("GET / HTTP/1.1", "api.test, evil.test", "malformed_request"),
-        ("GET / HTTP/1.1", "api.test\xe9", "malformed_request"),
         ("GET https://api.test/ HTTP/1.1", "api.test", "malformed_request"),
         ("GET http://evil.test/ HTTP/1.1", "api.test", "malformed_request"),
     ],

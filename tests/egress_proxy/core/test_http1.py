@@ -49,6 +49,13 @@ REFUSED = {
     "a bare LF": (b"GET / HTTP/1.1\r\nHost: a\nX: y\r\n\r\n", "ambiguous_framing"),
     "no colon": (request("nonsense"), "ambiguous_framing"),
     "two hosts": (request("Host: b.test"), "ambiguous_framing"),
+    "two hosts in one": (request(host="Host: a.test, b.test\r\n"), "malformed_request"),
+    "a host with a user": (request(host="Host: user@a.test\r\n"), "malformed_request"),
+    "a host with a path": (request(host="Host: a.test/x\r\n"), "malformed_request"),
+    "a host above ASCII": (request(host="Host: a.test\xe9\r\n"), "malformed_request"),
+    "a host with half a port": (request(host="Host: a.test:\r\n"), "malformed_request"),
+    "an empty host": (request(host="Host: \r\n"), "malformed_request"),
+    "a fragment": (request(first="GET /x#y HTTP/1.1"), "malformed_request"),
     "no host": (request(host=""), "malformed_request"),
     "a connection that names the length": (
         request("Connection: content-length", "Content-Length: 3"),
