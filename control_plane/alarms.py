@@ -153,7 +153,7 @@ class Alarms:
             await self._recorded(records, alarm, sighting)
             await self._revoked(records, alarm)
             for hook in await records.alarms.hooks_for(alarm.tenant):
-                await records.alarms.send(alarm, hook, at=self._clock())
+                await records.alarms.send(alarm, hook, at=await records.now())
         self.raised[alarm.kind.value] += 1
         _log.warning("alarm", **described(alarm, to_platform=True))
         return alarm
@@ -195,7 +195,7 @@ class Alarms:
 
     async def forget(self) -> None:
         async with self._store.write(PlatformScope(CrossTenantReason.UPKEEP)) as records:
-            await records.alarms.purge(before=self._clock() - ALARMS_KEPT_SECONDS, limit=1_000)
+            await records.alarms.purge(before=await records.now() - ALARMS_KEPT_SECONDS, limit=1_000)
 
     # --- for administrators
 
@@ -298,7 +298,7 @@ class HookDelivery:
     async def once(self) -> None:
         """Tries what is due, once each, side by side: a hook that takes its time holds up no other."""
         async with self._store.read(_SCOPE) as records:
-            due = await records.alarms.due(now=self._clock(), limit=DELIVERIES_AT_ONCE)
+            due = await records.alarms.due(now=await records.now(), limit=DELIVERIES_AT_ONCE)
         async with asyncio.TaskGroup() as tries:
             for delivery in due:
                 tries.create_task(self._tried(delivery), name="alarm delivery")
@@ -309,16 +309,16 @@ class HookDelivery:
 
     async def _try(self, delivery: Delivery) -> None:
         async with self._store.write(_SCOPE) as records:
-            if not await records.alarms.claim(delivery, until=self._clock() + CLAIM_SECONDS):
+            if not await records.alarms.claim(delivery, until=await records.now() + CLAIM_SECONDS):
                 return  # another replica has it
             alarm = await records.alarms.get(delivery.alarm_id)
             hook = await records.alarms.hook(delivery.hook_id)
         if alarm is None or hook is None:
             return
         error = await self._send(alarm, hook)
-        now = self._clock()
-        again = None if error is None else retry_at(delivery.attempts + 1, now=now)
         async with self._store.write(_SCOPE) as records:
+            now = await records.now()
+            again = None if error is None else retry_at(delivery.attempts + 1, now=now)
             await records.alarms.settle(
                 delivery, due_at=again or now, done_at=now if again is None else None, error=error
             )

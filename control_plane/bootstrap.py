@@ -129,10 +129,14 @@ async def running(
     settings: Settings,
     *,
     clock: Clock = time.time,
+    database_time: Clock | None = None,
     entropy: Entropy = os.urandom,
     at_fault_point: AtPoint = nothing_happens,
 ) -> AsyncIterator[RunningControlPlane]:
-    """The control plane, listening for as long as the block runs. Raises what is wrong with the settings."""
+    """The control plane, listening for as long as the block runs. Raises what is wrong with the settings.
+
+    `database_time` stands in for the database's own clock, where a test moves time for all replicas.
+    """
     if not structlog.is_configured():
         logs.configure_own(settings.log_level)
     with armed(at_fault_point), _listening_socket(settings.listen) as listener:
@@ -143,8 +147,9 @@ async def running(
             shared(settings, database) as hints,
             contextlib.AsyncExitStack() as at_the_end,
         ):
+            store = SqlStore(database, hints.wake, time=database_time)
             assembled = await _assembled(
-                settings, database, hints, outbound, trust, url, at_the_end, clock=clock, entropy=entropy
+                settings, database, store, hints, outbound, trust, url, at_the_end, clock=clock, entropy=entropy
             )
             async with (
                 _upkept(assembled.chores),
@@ -179,6 +184,7 @@ async def migrate(settings: DatabaseSettings) -> None:
 async def _assembled(
     settings: Settings,
     database: Database,
+    store: SqlStore,
     hints: Hints,
     outbound: Outbound,
     trust: ClientTrust,
@@ -202,7 +208,7 @@ async def _assembled(
     clients = read_clients_file(settings.clients_file) if settings.clients_file else None
     issuer = settings.issuer_url or url
     # (2) The store.
-    store, trail = SqlStore(database, hints.wake), Trail(clock, entropy)
+    trail = Trail(clock, entropy)
     registry = Registry(store, trail, clock=clock, entropy=entropy, admit=trust.admit)
     if clients is not None:
         await registry.reconcile(clients, by=Actor("settings", "start"))
@@ -275,7 +281,7 @@ async def _assembled(
         "http": HttpHook(outbound, sign=lambda claims: own_keys.sign(claims, typ=HOOK_TYP), issuer=issuer, clock=clock),
         "aws_iam": IamAccessKeyHook(outbound),
     }
-    schedules = ScheduleKeeper(store, custody, rotations, hooks, trail, clock=clock, entropy=entropy)
+    schedules = ScheduleKeeper(store, custody, rotations, hooks, trail, entropy=entropy)
     # (5) The API, one module a kind of caller.
     admin = AdminApi(
         access=access,
@@ -362,7 +368,7 @@ async def _assembled(
         Chore("alarm_hooks", ALARM_SECONDS, telling.once),
         Chore("alarm_retention", ROUND_SECONDS, alarms.forget),
         Chore("limits", ROUND_SECONDS, quotas.forget),
-        Chore("forget", ROUND_SECONDS, Upkeep(store, clock=clock).once),
+        Chore("forget", ROUND_SECONDS, Upkeep(store).once),
         Chore("keys", ROUND_SECONDS, key_keeper.retire),
         Chore("rotation", ROTATION_SECONDS, rotations.tick),
         Chore("rotation schedules", SCHEDULE_SECONDS, schedules.tick),

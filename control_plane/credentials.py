@@ -271,8 +271,7 @@ class CredentialKeeper:
         """A secret that its provider replaces is not copied while that may be happening. Raises `RefusedError`."""
         if version is None or not is_replaced(credential.kind):
             return
-        now = self._clock()
-        row = await records.minted.lease(version, now=now, until=now + COPY_SECONDS)
+        row = await records.minted.lease(version, seconds=COPY_SECONDS)
         if row is None:
             raise RefusedError(BEING_REPLACED)
         if row.asked_fence is not None or row.state is MintingState.CONSENT_LOST:

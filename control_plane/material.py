@@ -264,7 +264,8 @@ class Material:
         """What to ask, with the lease for it. None: there is nothing to ask (any more)."""
         async with self._store.read(TenantScope(needed.tenant)) as records:
             seen = await records.minted.get(needed.credential, needed.version)
-        if seen is not None and seen.leased_until > self._clock():
+            is_leased = seen is not None and seen.leased_until > await records.now()
+        if is_leased:
             return _SOMEBODY_ELSES_TURN
         async with self._store.write(TenantScope(needed.tenant)) as records:
             # (1) Is it still the credential's, and still wanted?
@@ -279,8 +280,7 @@ class Material:
                 # Could another one be sealed? Better to know before this one counts as used.
                 seal_secret(self._custody, secret, credential, version=version.version)
             # (2) Our turn?
-            now = self._clock()
-            row = await records.minted.lease(version, now=now, until=now + LEASE_SECONDS)
+            row = await records.minted.lease(version, seconds=LEASE_SECONDS)
             if row is None:
                 return _SOMEBODY_ELSES_TURN
             if not self._is_wanted(credential, row):

@@ -194,8 +194,8 @@ class MintedValues(Protocol):
     """What was minted for a version of a credential, and who may ask its provider for more."""
 
     async def get(self, credential: CredentialId, version: int) -> MintedValue | None: ...
-    async def lease(self, version: CredentialVersion, *, now: float, until: float) -> MintedValue | None:
-        """Ours until then, under a new fence. None: somebody else has it."""
+    async def lease(self, version: CredentialVersion, *, seconds: float) -> MintedValue | None:
+        """Ours for so long, under a new fence. None: somebody else has it."""
         ...
 
     async def settle(self, minted: MintedValue, *, asked_fence: int) -> bool:
@@ -608,6 +608,11 @@ class Figures:
 
 class Records(Protocol):
     """One transaction: everything read or written here is seen together, or not at all."""
+
+    async def now(self) -> float:
+        """By the one clock that all replicas share, the database's. What they take from each other when its time has
+        come (leases, claims, steps of a rotation) and what they forget for all is judged by it and by no other."""
+        ...
 
     @property
     def tenants(self) -> Tenants: ...

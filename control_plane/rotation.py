@@ -231,7 +231,7 @@ class RotationKeeper:
     async def tick(self) -> None:
         """Looks at every rotation whose step should have ended."""
         async with self._store.read(PlatformScope(CrossTenantReason.UPKEEP)) as records:
-            due = await records.rotations.due(self._clock(), limit=STEPS_AT_ONCE)
+            due = await records.rotations.due(await records.now(), limit=STEPS_AT_ONCE)
         for rotation in due:
             with suppress(RefusedError):  # the store is away, and has said so: the next tick looks again
                 if rotation.phase is RotationPhase.PROBING:
@@ -276,7 +276,7 @@ class RotationKeeper:
         rotation = await records.rotations.of(credential_id)
         if rotation is None or not rotation.is_running:
             return None  # it is over, and nobody asks any more
-        now, ours = self._clock(), {rotation.old_version, rotation.new_version}
+        now, ours = await records.now(), {rotation.old_version, rotation.new_version}
         statuses = authentication_errors(credential)
         counts = [
             _counted(event, rotation, statuses, bucket=bucket_of(now)) for event in events if event.version in ours
@@ -302,7 +302,7 @@ class RotationKeeper:
                 outcome = ProbeOutcome(ProbeResult.UNKNOWN, None, "the credential has no probe any more")
                 await self._took(records, credential, rotation, outcome)
                 return
-            due_at = self._clock() + LEASE_SECONDS
+            due_at = await records.now() + LEASE_SECONDS
             claimed = replace(rotation, probe_sha256=ready.placeholder_sha256, probe_due_at=due_at)
             await records.rotations.put(claimed)
         reach("rotation.probe_claimed")
@@ -365,7 +365,7 @@ class RotationKeeper:
         replies = await self._replies(records, rotation.credential_id)
         old = replies.get(rotation.old_version, Replies()) if rotation.old_version is not None else Replies()
         new = replies.get(rotation.new_version, Replies())
-        return judge(old=old, new=new, ends_at=rotation.ends_at, now=self._clock())
+        return judge(old=old, new=new, ends_at=rotation.ends_at, now=await records.now())
 
     async def _carried_out(
         self, records: Records, credential: Credential, rotation: Rotation, judgement: Judgement
@@ -413,7 +413,7 @@ class RotationKeeper:
         lineage: Lineage,
         secret: Secret | None = None,
     ) -> tuple[Credential, Rotation]:
-        now, seconds = self._clock(), seconds_of(phase, rotation)
+        now, seconds = await records.now(), seconds_of(phase, rotation)
         rotation = replace(
             rotation,
             phase=phase,
@@ -430,7 +430,7 @@ class RotationKeeper:
         return credential, rotation
 
     async def _replies(self, records: Records, credential_id: CredentialId) -> dict[int, Replies]:
-        window = first_bucket_of_window(self._clock())
+        window = first_bucket_of_window(await records.now())
         found = await records.rotations.replies(credential_id, from_bucket=window)
         return {version: Replies(*counts) for version, counts in found.items()}
 

@@ -30,7 +30,6 @@ from control_plane.credentials import invalid_field, locked, named
 from control_plane.custody import Custody, UnopenableError, open_secret
 from control_plane.faults import reach
 from control_plane.ports import (
-    Clock,
     Created,
     CrossTenantReason,
     Entropy,
@@ -94,7 +93,6 @@ class ScheduleKeeper:
         hooks: Mapping[str, RotationHook],
         trail: Trail,
         *,
-        clock: Clock,
         entropy: Entropy,
     ) -> None:
         self._store = store
@@ -102,7 +100,6 @@ class ScheduleKeeper:
         self._rotations = rotations
         self._hooks = hooks
         self._trail = trail
-        self._clock = clock
         self._entropy = entropy
 
     # --- what operators ask for --------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ class ScheduleKeeper:
                 check_probe(credential)
             before = await records.rotations.schedule_of(credential.id)
             rotation = await records.rotations.of(credential.id)
-            now = self._clock()
+            now = await records.now()
             schedule = RotationSchedule(
                 credential_id=credential.id,
                 tenant=tenant,
@@ -164,7 +161,7 @@ class ScheduleKeeper:
     async def tick(self) -> None:
         """Looks at every schedule whose time has come."""
         async with self._store.read(PlatformScope(CrossTenantReason.UPKEEP)) as records:
-            found = await records.rotations.schedules_to_look_at(self._clock(), limit=SCHEDULES_AT_ONCE)
+            found = await records.rotations.schedules_to_look_at(await records.now(), limit=SCHEDULES_AT_ONCE)
         for schedule in found:
             with suppress(RefusedError):  # the store is away, or somebody was faster: the next tick looks again
                 await self._look_at(schedule)
@@ -189,7 +186,7 @@ class ScheduleKeeper:
             if credential is None or schedule is None or schedule.look_at != found.look_at:
                 return None
             version, rotation = await _active(records, credential), await records.rotations.of(credential.id)
-            now = self._clock()
+            now = await records.now()
             following = next_of(schedule, version, rotation, now)
             schedule = replace(schedule, look_at=following.look_at)
             if following.doing is Doing.ROTATE and schedule.attempt is None:
@@ -207,8 +204,9 @@ class ScheduleKeeper:
         version: CredentialVersion,
         rotation: Rotation | None,
     ) -> None:
-        days = (self._clock() - version.created_at) / 86_400
-        left = (due_at(schedule, version) - self._clock()) / 86_400
+        now = await records.now()
+        days = (now - version.created_at) / 86_400
+        left = (due_at(schedule, version) - now) / 86_400
         when = f"due in {left:.0f} days" if left >= 1 else "due now" if left > -1 else f"due for {-left:.0f} days"
         detail = f"version {version.version} is {days:.0f} days old, {when}"
         if suspended := why_suspended(schedule, rotation):
@@ -257,7 +255,7 @@ class ScheduleKeeper:
                 unsettled_rotation=rotation.id,
                 hook_state=dict(created.state),
                 last_failure="",
-                look_at=self._clock() + LEASE_SECONDS,
+                look_at=await records.now() + LEASE_SECONDS,
             )
         )
 
@@ -276,7 +274,8 @@ class ScheduleKeeper:
             schedule = await records.rotations.schedule_of(work.credential.id)
             if credential is None or schedule is None or schedule.unsettled_rotation != unsettled:
                 return
-            settled = replace(schedule, unsettled_rotation=None, hook_state={}, last_failure="", look_at=self._clock())
+            now = await records.now()
+            settled = replace(schedule, unsettled_rotation=None, hook_state={}, last_failure="", look_at=now)
             await records.rotations.put_schedule(settled)
             await self._noted(records, "rotation.settle", credential, by=_ITSELF)
 
@@ -286,7 +285,7 @@ class ScheduleKeeper:
             schedule = await records.rotations.schedule_of(work.credential.id)
             if credential is None or schedule is None or schedule.look_at != work.schedule.look_at:
                 return
-            later = self._clock() + RETRY_SECONDS
+            later = await records.now() + RETRY_SECONDS
             await records.rotations.put_schedule(replace(schedule, last_failure=reason[:255], look_at=later))
             await self._noted(records, "rotation.hook_failed", credential, by=_ITSELF, detail=reason)
         _log.warning("rotation_hook_failed", tenant=work.credential.tenant, credential=work.credential.name)

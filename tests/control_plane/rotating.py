@@ -101,9 +101,11 @@ class Replica:
     tokens: dict[str, str] = field(default_factory=dict)
     """Fingerprints of placeholders, by subject."""
     providers: Mapping[CredentialKind, Provider] = field(default_factory=dict)
+    database_clock: Clock | None = None
+    """None: the replica's own is right."""
 
     def __post_init__(self) -> None:
-        self.store = SqlStore(self.database, LocalWake())
+        self.store = SqlStore(self.database, LocalWake(), time=self.database_clock or self.clock)
         self.custody = Custody([self.kek], entropy=os.urandom)
         trail, versions = Trail(self.clock, os.urandom), Versions(self.custody, self.clock)
         sources = SecretSources(self.store, self.custody, {}, trail, clock=self.clock)

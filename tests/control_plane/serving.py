@@ -136,26 +136,34 @@ def settings_in(folder: Path, **overrides: Any) -> Settings:
 @contextmanager
 def control_plane_in(folder: Path, **overrides: Any) -> Iterator[ControlPlane]:
     """A control plane that serves while the block runs. Raises what its start raised."""
-    clock, settings = ManualClock(), settings_in(folder, **overrides)
-    database = folder / "control-plane.sqlite"
+    with control_plane_with(settings_in(folder, **overrides), folder) as control_plane:
+        yield control_plane
+
+
+@contextmanager
+def control_plane_with(settings: Settings, folder: Path, *, moves_the_database: bool = True) -> Iterator[ControlPlane]:
+    """As `control_plane_in`. Its clock is the database's too, unless it moves its own alone."""
+    clock, database = ManualClock(), folder / "control-plane.sqlite"
     if str(database) in settings.database_url and not database.exists():
         shutil.copy(migrated_file(), database)
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute("DELETE FROM meta WHERE name = 'epoch'")  # each draws its own
-    with _in_a_thread(settings, clock) as (url, stop):
+    with _in_a_thread(settings, clock, clock if moves_the_database else None) as (url, stop):
         control_plane = ControlPlane(url, folder, settings, clock, stop)
         with control_plane.http:
             yield control_plane
 
 
 @contextmanager
-def _in_a_thread(settings: Settings, clock: Callable[[], float]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _in_a_thread(
+    settings: Settings, clock: Callable[[], float], database_time: Callable[[], float] | None
+) -> Iterator[tuple[str, Callable[[], None]]]:
     started, failure = threading.Event(), []
     state: dict[str, Any] = {}
 
     async def main() -> None:
         state["loop"], state["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        async with running(settings, clock=clock) as control_plane:
+        async with running(settings, clock=clock, database_time=database_time) as control_plane:
             state["url"] = control_plane.url
             started.set()
             await state["stop"].wait()

@@ -81,9 +81,7 @@ def schedules(replica: Replica, maker: Maker) -> ScheduleKeeper:
 def keeper(replica: Replica, maker: Any) -> ScheduleKeeper:
     trail = Trail(replica.clock, os.urandom)
     hooks = {"test": maker}
-    return ScheduleKeeper(
-        replica.store, replica.custody, replica.rotations, hooks, trail, clock=replica.clock, entropy=os.urandom
-    )
+    return ScheduleKeeper(replica.store, replica.custody, replica.rotations, hooks, trail, entropy=os.urandom)
 
 
 async def at(replica: Replica, schedules: ScheduleKeeper, seconds: float) -> list[str]:

@@ -53,7 +53,7 @@ TOKEN = Token(
 async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
     shutil.copy(migrated_file(), tmp_path / "store.sqlite")
     database = open_database(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite'}")
-    store = SqlStore(database, LocalWake())
+    store = SqlStore(database, LocalWake(), time=lambda: NOW)
     async with store.write(PLATFORM) as records:
         await records.tenants.add(Tenant(ACME, 1.0))
         await records.sessions.add(SESSION)
@@ -63,7 +63,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
 
 @pytest.fixture
 def upkeep(store: SqlStore) -> Upkeep:
-    return Upkeep(store, clock=lambda: NOW)
+    return Upkeep(store)
 
 
 async def left(store: SqlStore) -> set[str]:

@@ -1,7 +1,8 @@
 """What providers gave, and whose turn it is to ask them (`ports.MintedValues`).
 
-Rule: a lease is taken by one conditional update, so that of all replicas one has it; it ends by itself. What is written
-afterwards is written under the fence of the question, which a later question has replaced.
+Rule: a lease is taken by one conditional update, so that of all replicas one has it; it ends by itself, by the
+database's clock. What is written afterwards is written under the fence of the question, which a later question has
+replaced.
 """
 
 from typing import Any
@@ -28,11 +29,12 @@ class SqlMintedValues:
         row = await self._tx.row(select(MINTED).where(*self._where(credential, version)))
         return to_record(MintedValue, row) if row else None
 
-    async def lease(self, version: CredentialVersion, *, now: float, until: float) -> MintedValue | None:
+    async def lease(self, version: CredentialVersion, *, seconds: float) -> MintedValue | None:
         self._tx.require_mine(version.tenant)
         await self._tx.change(self._tx.insert_once(MINTED, by=_KEY).values(to_columns(_new(version))))
+        now = await self._tx.now()
         where = (*self._where(version.credential_id, version.version), MINTED.c.leased_until <= now)
-        values = {"fence": MINTED.c.fence + 1, "leased_until": until}
+        values = {"fence": MINTED.c.fence + 1, "leased_until": now + seconds}
         if not await self._tx.change(update(MINTED).where(*where).values(values)):
             return None
         return await self.get(version.credential_id, version.version)

@@ -62,5 +62,8 @@ class SqlRecords:
         self.hot = SqlHotReads(tx)
         self._tx = tx
 
+    async def now(self) -> float:
+        return await self._tx.now()
+
     async def figures(self, *, now: float) -> Figures:
         return await figures(self._tx, now=now)

@@ -72,10 +72,14 @@ from control_plane.core.records import (
     Token,
     TokenKind,
 )
-from control_plane.ports import Position, Scope, TakenError, TenantScope, TokenFacts
+from control_plane.ports import Clock, Position, Scope, TakenError, TenantScope, TokenFacts
 
 _OUTBOX_LOCK = 0x636F6174
 """PostgreSQL: held from a change's number until its commit, so that numbers become visible in their order."""
+
+
+_POSTGRESQL_NOW = select(func.extract("epoch", func.clock_timestamp()).label("now"))
+_SQLITE_NOW = select(((func.julianday("now") - 2440587.5) * 86400.0).label("now"))  # days, from noon in 4714 BC
 
 
 class ScopeError(Exception):
@@ -110,10 +114,13 @@ class OnTheLoop:
 class Transaction:
     """One open transaction and its scope: what every repository speaks through."""
 
-    def __init__(self, connection: AsyncConnection | OnTheLoop, scope: Scope, *, writes: bool) -> None:
+    def __init__(
+        self, connection: AsyncConnection | OnTheLoop, scope: Scope, *, writes: bool, time: Clock | None = None
+    ) -> None:
         self._connection = connection
         self._scope = scope
         self._writes = writes
+        self._time = time
         self._unpublished: list[dict[str, Any]] = []
 
     def mine(self, tenant: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -140,6 +147,14 @@ class Transaction:
             await self.row(select(func.pg_advisory_xact_lock(_OUTBOX_LOCK)))
         await self.change(insert(OUTBOX), self._unpublished)
         return True
+
+    async def now(self) -> float:
+        """By the database's clock, at this very moment: a transaction may have waited since it began."""
+        if self._time is not None:
+            return self._time()
+        row = await self.row(_POSTGRESQL_NOW if self.is_postgresql else _SQLITE_NOW)
+        assert row is not None
+        return float(row["now"])
 
     async def rows(self, statement: Select[Any]) -> Sequence[Mapping[str, Any]]:
         result = await self._connection.execute(statement)

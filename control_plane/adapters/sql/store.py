@@ -21,7 +21,7 @@ from control_plane.adapters.sql.repositories import OnTheLoop, Transaction
 from control_plane.adapters.sql.roles import PLATFORM_ROLE, TENANT_ROLE, TENANT_SETTING
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.faults import reach
-from control_plane.ports import Scope, TenantScope, Wake
+from control_plane.ports import Clock, Scope, TenantScope, Wake
 
 READ_SECONDS: Final = 10.0
 WRITE_SECONDS: Final = 120.0
@@ -36,8 +36,10 @@ _ENTER: Final = text("SELECT set_config('role', :role, true), set_config(:settin
 
 
 class SqlStore:
-    def __init__(self, database: Database, wake: Wake) -> None:
+    def __init__(self, database: Database, wake: Wake, *, time: Clock | None = None) -> None:
+        """`time`: what stands in for the database's clock, where a test moves it."""
         self._wake = wake
+        self._time = time
         self._sqlite_reader = database.reader
         self._reader = database.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._writer = database.engine.execution_options(**{WRITER: True})
@@ -50,11 +52,11 @@ class SqlStore:
         with _unavailable_when_away():
             if self._sqlite_reader is not None:
                 with self._sqlite_reader.connect() as direct, direct.begin():
-                    yield SqlRecords(Transaction(OnTheLoop(direct), scope, writes=False))
+                    yield SqlRecords(Transaction(OnTheLoop(direct), scope, writes=False, time=self._time))
             else:
                 async with asyncio.timeout(READ_SECONDS), self._reader.connect() as connection, connection.begin():
                     await _enter(connection, scope)
-                    yield SqlRecords(Transaction(connection, scope, writes=False))
+                    yield SqlRecords(Transaction(connection, scope, writes=False, time=self._time))
 
     @asynccontextmanager
     async def write(self, scope: Scope) -> AsyncIterator[SqlRecords]:
@@ -67,7 +69,7 @@ class SqlStore:
                 async with connection.begin():
                     if self._sqlite_reader is None:
                         await _enter(connection, scope)
-                    tx = Transaction(connection, scope, writes=True)
+                    tx = Transaction(connection, scope, writes=True, time=self._time)
                     yield SqlRecords(tx)
                     reach("store.written")
                     published = await tx.flush()
