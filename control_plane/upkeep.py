@@ -71,7 +71,7 @@ class Upkeep:
         async with self._store.write(scope) as records:
             await records.sessions.purge(over_before=now - SESSIONS_KEPT_SECONDS, limit=ROWS_AT_ONCE // 10)
         async with self._store.write(scope) as records:
-            # Another replica's clock may be behind ours, and there the assertion is not over yet.
+            # A replica's clock may be behind the database's, and there the assertion is not over yet.
             over_before = now - CLOCK_SKEW_SECONDS
             await records.used_assertions.purge(over_before=over_before, limit=ROWS_AT_ONCE)
         async with self._store.write(scope) as records:
