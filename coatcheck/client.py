@@ -6,7 +6,6 @@ runtime's secret go to nobody else. Proxies and CA variables of the shell are ig
 loopback.
 """
 
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from coatcheck.record import own_stack
+from coatcheck.record import TRUSTS_NOBODY, own_stack
 from coatcheck.state import RUNTIME_CLIENT, TENANT, StateFolder
 from coatcheck.terminal import CommandError
 from control_plane.contract.headers import (
@@ -28,9 +27,6 @@ from control_plane.contract.secret import Secret
 
 TIMEOUT_SECONDS: Final = 15.0
 AUDIT_PAGE: Final = 500
-
-_TRUSTS_NOBODY: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""On loopback it is plain HTTP: reading the machine's authorities would take longer than the command itself."""
 
 Json = dict[str, Any]
 
@@ -76,7 +72,7 @@ class ControlPlane:
         self._where = where
         self._tenant = f"/v1/tenants/{tenant}"
         self._tenant_name = tenant
-        self._http = httpx.Client(verify=_TRUSTS_NOBODY, trust_env=False, timeout=TIMEOUT_SECONDS)
+        self._http = httpx.Client(verify=TRUSTS_NOBODY, trust_env=False, timeout=TIMEOUT_SECONDS)
         self._admin = {"Authorization": f"Bearer {admin_token.reveal()}"}
         self._runtime = httpx.BasicAuth(RUNTIME_CLIENT, runtime_secret.reveal())
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import uvloop
 
-from coatcheck.record import RunningStack, read_record, start_identity, write_record
+from coatcheck.record import TRUSTS_NOBODY, RunningStack, read_record, start_identity, write_record
 from coatcheck.stack import DEFAULT_PORTS, START_SECONDS, Ports, find_stack, open_lock, port_is_free
 from coatcheck.state import PROXY_CLIENT, StateFolder, prepare
 from coatcheck.terminal import CommandError
@@ -180,7 +180,7 @@ async def _with_a_database(
 
 async def _require_ready(control_plane_url: str) -> None:
     """Waiting does not help a control plane whose keys do not open. Raises `CommandError` with its reason."""
-    async with httpx.AsyncClient(trust_env=False, timeout=_READY_SECONDS) as client:
+    async with httpx.AsyncClient(verify=TRUSTS_NOBODY, trust_env=False, timeout=_READY_SECONDS) as client:
         answer = await client.get(f"{control_plane_url}/readyz")
     if answer.is_success:
         return

@@ -9,6 +9,7 @@ sent; that also finds a stack that was started again on other ports.
 import fcntl
 import json
 import os
+import ssl
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,9 @@ import httpx
 
 from coatcheck.state import StateFolder, write_private
 from coatcheck.terminal import CommandError
+
+TRUSTS_NOBODY: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For plain HTTP on loopback: reading the machine's authorities would take longer than the command itself."""
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD: Final = 22  # proc_pid_stat(5): in clock ticks since boot
@@ -53,9 +57,10 @@ class RunningStack:
     def is_ready(self) -> bool:
         """Whether the proxy says that it swaps."""
         try:
-            return httpx.get(f"{self.admin_url}/readyz", trust_env=False, timeout=3).status_code == httpx.codes.OK
+            ready = httpx.get(f"{self.admin_url}/readyz", verify=TRUSTS_NOBODY, trust_env=False, timeout=3)
         except httpx.HTTPError:
             return False
+        return ready.status_code == httpx.codes.OK
 
 
 def read_record(state: StateFolder) -> RunningStack | None:

@@ -46,7 +46,7 @@ from coatcheck.environment import (
     variables_of,
 )
 from coatcheck.lease import WAY_OUT, Lease
-from coatcheck.record import RunningStack, living_stack, own_stack
+from coatcheck.record import TRUSTS_NOBODY, RunningStack, living_stack, own_stack
 from coatcheck.relay import Way, loopback_listener, relaying
 from coatcheck.sandbox import FORWARD_PORT, REVERSE_PORT, Sandbox, receive, sandbox_for
 from coatcheck.stack import joined_stack
@@ -450,7 +450,7 @@ def _wait_for_delivery(stack: RunningStack) -> None:
     deadline = time.monotonic() + DELIVERY_SECONDS
     while time.monotonic() < deadline:
         try:
-            metrics = httpx.get(f"{stack.admin_url}/metrics", trust_env=False, timeout=2).text
+            metrics = httpx.get(f"{stack.admin_url}/metrics", verify=TRUSTS_NOBODY, trust_env=False, timeout=2).text
         except httpx.HTTPError:
             return
         waiting = re.search(r"^coatcheck_proxy_audit_spool_events(?:\{[^}]*\})? ([0-9.e+]+)", metrics, re.MULTILINE)

@@ -24,7 +24,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 import trustme
 
-from tests.support.api import ControlPlaneApi, RuntimeClient, Ticket
+from tests.support.api import TRUSTS_NOBODY, ControlPlaneApi, RuntimeClient, Ticket
 from tests.support.raw_client import Line, connected, dial, tunnel
 
 T = TypeVar("T")
@@ -180,7 +180,8 @@ class Proxy:
 
     def is_ready(self) -> bool:
         """What a load balancer asks before it sends anybody here."""
-        return httpx.get(f"http://127.0.0.1:{self.admin_port}/readyz", trust_env=False).status_code == 200
+        url = f"http://127.0.0.1:{self.admin_port}/readyz"
+        return httpx.get(url, verify=TRUSTS_NOBODY, trust_env=False).status_code == 200
 
     def forward_url(self, ticket: Ticket) -> str:
         """For `HTTPS_PROXY`."""
