@@ -50,6 +50,7 @@ from control_plane.ports import (
     Scope,
     Store,
     TenantScope,
+    on_behalf_of,
 )
 from control_plane.revocation import revoke_tokens
 from control_plane.trail import Actor, Trail
@@ -334,14 +335,14 @@ class HookDelivery:
         try:
             secret = await self._keys.secret(hook.key_id, hook.id)
             signed = signature(secret, body, at=int(self._clock()))
-            reply = await self._outbound.send(
-                OutboundRequest(
-                    "POST",
-                    hook.url,
-                    headers={"Content-Type": "application/json", SIGNATURE_HEADER: signed},
-                    body=body,
-                )
+            asked = OutboundRequest(
+                "POST",
+                hook.url,
+                headers={"Content-Type": "application/json", SIGNATURE_HEADER: signed},
+                body=body,
             )
+            with on_behalf_of(hook.tenant):
+                reply = await self._outbound.send(asked)
         except OutboundError as failed:
             return failed.failure.value
         except RefusedError as refused:

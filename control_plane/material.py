@@ -55,6 +55,7 @@ from control_plane.ports import (
     Records,
     Store,
     TenantScope,
+    on_behalf_of,
 )
 from control_plane.sources import SecretSources
 from control_plane.trail import Actor, Trail
@@ -305,7 +306,8 @@ class Material:
         try:
             settings = parsed_settings(kind, credential.settings)
             reach("minting.leased")
-            answer = await self._providers[kind].mint(settings, question.secret, now=self._clock())
+            with on_behalf_of(credential.tenant):
+                answer = await self._providers[kind].mint(settings, question.secret, now=self._clock())
             reach("minting.answered")
         except InvalidSettingsError:
             await self._failed(question, ProviderError(ProviderFailure.REQUEST_REFUSED))

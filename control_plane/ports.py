@@ -5,8 +5,9 @@ Rule: nothing is read or written without a scope. `TenantScope` sees and writes 
 Adapters: `adapters/sql` (store), `adapters/memory` (wake-up), `adapters/keyring` (key-encryption keys).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -721,6 +722,24 @@ class OutboundReply:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes
+
+
+_on_behalf_of: ContextVar[TenantId | None] = ContextVar("on_behalf_of", default=None)
+
+
+@contextmanager
+def on_behalf_of(tenant: TenantId | None) -> Iterator[None]:
+    """What is sent inside is that tenant's doing: it takes its turn among the tenants, and a share of them at most."""
+    token = _on_behalf_of.set(tenant)
+    try:
+        yield
+    finally:
+        _on_behalf_of.reset(token)
+
+
+def whose_doing() -> TenantId | None:
+    """Of a request that is about to be sent. None: the platform's own."""
+    return _on_behalf_of.get()
 
 
 class Outbound(Protocol):

@@ -40,6 +40,7 @@ from control_plane.ports import (
     RotationHook,
     Store,
     TenantScope,
+    on_behalf_of,
 )
 from control_plane.rotation import NewRotation, RotationKeeper, check_probe
 from control_plane.trail import Actor, Trail
@@ -217,7 +218,8 @@ class ScheduleKeeper:
     async def _rotate(self, work: _Work) -> None:
         schedule = work.schedule
         try:
-            created = await self._hook(schedule).create(self._ask(work))
+            with on_behalf_of(schedule.tenant):
+                created = await self._hook(schedule).create(self._ask(work))
         except HookFailedError as error:
             await self._failed(work, str(error))
             return
@@ -265,7 +267,8 @@ class ScheduleKeeper:
         try:
             if rotation is not None and rotation.id == unsettled and rotation.phase is not RotationPhase.OVERTAKEN:
                 new_is_in_use = version is not None and version.version == rotation.new_version
-                await self._hook(work.schedule).settle(self._ask(work), new_is_in_use=new_is_in_use)
+                with on_behalf_of(work.schedule.tenant):
+                    await self._hook(work.schedule).settle(self._ask(work), new_is_in_use=new_is_in_use)
         except HookFailedError as error:
             await self._failed(work, str(error))
             return

@@ -47,6 +47,7 @@ from control_plane.ports import (
     SourceReader,
     Store,
     TenantScope,
+    on_behalf_of,
 )
 from control_plane.trail import Actor, Trail
 
@@ -257,7 +258,8 @@ class SecretSources:
             path = path_of(source, tenant=tenant, name=name)
         except InvalidSourceError as error:
             raise SourceError(SourceFailure.MISCONFIGURED, str(error)) from None
-        return await reader.read(source, path=path, field=_field(source, tenant, name))
+        with on_behalf_of(tenant):
+            return await reader.read(source, path=path, field=_field(source, tenant, name))
 
     # --- a value that changed
 

@@ -14,22 +14,25 @@ import os
 import socket
 import ssl
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 import httpx
 
 from control_plane.contract.address import is_public
 from control_plane.contract.destination import is_ip_literal
 from control_plane.core.urls import InvalidUrlError, OutboundUrl, parse_outbound_url
-from control_plane.ports import OutboundError, OutboundFailure, OutboundReply, OutboundRequest
+from control_plane.ports import OutboundError, OutboundFailure, OutboundReply, OutboundRequest, whose_doing
 
 MAX_BODY_BYTES: Final = 256 * 1024
 MAX_SECONDS: Final = 5.0
 MAX_AT_ONCE: Final = 64
+"""For all tenants, and as many for the platform itself: no tenant's slow servers keep a key from being asked for."""
+MAX_OF_ONE_TENANT: Final = 24
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _OURS_ALONE: Final = frozenset({"host", "accept-encoding", "connection", "content-length", "transfer-encoding"})
 
@@ -69,20 +72,35 @@ class HttpOutbound:
         self._own = tuple(own)
         self._resolve = resolve or _system_resolver
         self._trust = self._context()
-        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._platforms_turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._tenants_turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Of the tenants for which something is being sent."""
 
     async def send(self, request: OutboundRequest) -> OutboundReply:
         """Any status is a reply. Raises `OutboundError`."""
         # (1) One spelling of the URL.
         url, progress = _parsed(request.url), _Progress()
         try:
-            async with asyncio.timeout(min(request.seconds, MAX_SECONDS)), self._turns:
+            async with asyncio.timeout(min(request.seconds, MAX_SECONDS)), self._turn():
                 # (2) One answer of the resolver, all of it judged.
                 addresses = await self._addresses(url)
                 # (3) A judged address is dialled; the next one only where nothing has been sent yet.
                 return await self._exchanged(request, url, addresses, progress)
         except TimeoutError:
             raise OutboundError(OutboundFailure.TIMEOUT, sent=progress.sent) from None
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        tenant = whose_doing()
+        if tenant is None:
+            async with self._platforms_turns:
+                yield
+            return
+        # Its own share first: what waits for that keeps nobody else waiting.
+        share = self._shares.setdefault(tenant, asyncio.Semaphore(MAX_OF_ONE_TENANT))
+        async with share, self._tenants_turns:
+            yield
 
     async def _addresses(self, url: OutboundUrl) -> Sequence[str]:
         host, port = url.endpoint.host, url.endpoint.port

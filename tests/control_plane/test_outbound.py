@@ -1,5 +1,6 @@
 """The one outbound client against real servers: what it reaches, what it refuses to reach, and what it takes back."""
 
+import asyncio
 import gzip
 import socket
 import ssl
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import trustme
 
-from control_plane.adapters.outbound import MAX_BODY_BYTES, Exceptions, HttpOutbound, UnusableCaFileError
+from control_plane.adapters.outbound import MAX_AT_ONCE, MAX_BODY_BYTES, Exceptions, HttpOutbound, UnusableCaFileError
+from control_plane.contract.caller import TenantId
 from control_plane.core.urls import InvalidUrlError, parse_outbound_url
-from control_plane.ports import OutboundError, OutboundFailure, OutboundReply, OutboundRequest
+from control_plane.ports import OutboundError, OutboundFailure, OutboundReply, OutboundRequest, on_behalf_of
 from tests.support.upstream import Upstream, chunk, hold, message, plain, sends, sends_then_closes, sends_then_resets
 
 OUTBOUND = "control_plane/adapters/outbound.py"
@@ -59,6 +61,49 @@ async def failure(client: HttpOutbound, request: OutboundRequest | str) -> Outbo
     with pytest.raises(OutboundError) as caught:
         await client.send(OutboundRequest("GET", request) if isinstance(request, str) else request)
     return caught.value.failure
+
+
+# --- whose turn it is -------------------------------------------------------------------------------------------------
+
+
+async def sent_for(client: HttpOutbound, tenant: str | None, url: str) -> OutboundReply:
+    with on_behalf_of(TenantId(tenant) if tenant is not None else None):
+        return await client.send(OutboundRequest("GET", url))
+
+
+@pytest.mark.guards(OUTBOUND, "async with share, self._tenants_turns:", "async with self._tenants_turns:")
+async def test_a_tenant_whose_servers_are_slow_holds_up_no_other(server: Upstream, ca_file: Path) -> None:
+    server.on("/slow", hold())
+    client = outbound(ca_file, server)
+    slow = [asyncio.create_task(sent_for(client, "evil", f"{server.url}/slow")) for _ in range(2 * MAX_AT_ONCE)]
+    await asyncio.to_thread(server.seen, "/slow")
+
+    async with asyncio.timeout(4):
+        reply = await sent_for(client, "acme", f"{server.url}/token")
+
+    assert reply.status == 200
+    assert not any(task.done() for task in slow)
+    for task in slow:
+        task.cancel()
+
+
+@pytest.mark.guards(OUTBOUND, "async with self._platforms_turns:", "async with self._tenants_turns:")
+async def test_tenants_with_slow_servers_hold_up_nothing_of_the_platforms_own(server: Upstream, ca_file: Path) -> None:
+    server.on("/slow", hold())
+    client = outbound(ca_file, server)
+    slow = [
+        asyncio.create_task(sent_for(client, f"evil-{number % 8}", f"{server.url}/slow"))
+        for number in range(2 * MAX_AT_ONCE)
+    ]
+    await asyncio.to_thread(server.seen, "/slow")
+
+    async with asyncio.timeout(4):
+        reply = await sent_for(client, None, f"{server.url}/keys")
+
+    assert reply.status == 200
+    assert not any(task.done() for task in slow)
+    for task in slow:
+        task.cancel()
 
 
 # --- what it reaches -------------------------------------------------------------------------------------------------

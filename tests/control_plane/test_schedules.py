@@ -19,7 +19,7 @@ from control_plane.contract.secret import Secret
 from control_plane.core.probe import Probe
 from control_plane.core.schedule import LEASE_SECONDS, LOOK_AGAIN_SECONDS, REMIND_AGAIN_SECONDS, RETRY_SECONDS
 from control_plane.own_keys import OwnKeyring
-from control_plane.ports import Created, HookAsk, HookFailedError, ProbeReply
+from control_plane.ports import Created, HookAsk, HookFailedError, ProbeReply, whose_doing
 from control_plane.scheduling import NewSchedule, ScheduleKeeper
 from control_plane.trail import Trail
 from tests.control_plane.databases import BOTH
@@ -47,15 +47,19 @@ class Maker:
         self.secrets = [NEW, NEWER]
         self.fails = False
         self.asked: list[str] = []
+        self.doing: list[str | None] = []
+        """Whose doing each question was."""
         self.settled: list[tuple[bool, dict[str, str]]] = []
 
     async def create(self, ask: HookAsk) -> Created:
         self.asked.append(ask.attempt)
+        self.doing.append(whose_doing())
         if self.fails:
             raise HookFailedError("the provider is away")
         return Created(Secret(self.secrets.pop(0)), state={"old": "key-1", "new": "key-2"})
 
     async def settle(self, ask: HookAsk, *, new_is_in_use: bool) -> None:
+        self.doing.append(whose_doing())
         if self.fails:
             raise HookFailedError("the provider is away")
         self.settled.append((new_is_in_use, dict(ask.state)))
@@ -135,6 +139,7 @@ async def test_a_hook_makes_the_new_value_and_puts_the_old_one_away(
 
     assert (begun, during, waiting) == (["credential.rotate"], ["retiring", "active"], [])
     assert maker.settled == [(True, {"old": "key-1", "new": "key-2"})]
+    assert maker.doing == [ACME, ACME]
     assert await replica.states() == ["retired", "active"]
     assert (await replica.rotation()).started_by == "schedule"
     assert len(maker.asked) == 1
