@@ -19,13 +19,13 @@ from typing import Any
 
 import structlog
 
-from control_plane.contract.secret import Secret
 from egress_proxy.addresses import AddressBook, OwnListeners
 from egress_proxy.admin import Page, Pages, serve_pages
 from egress_proxy.audit import AuditSpool
 from egress_proxy.ca import CertificateAuthority, LeafContexts, utc_now
 from egress_proxy.cache import Cache
 from egress_proxy.certificates import Certificates, Source
+from egress_proxy.client_proof import ByCertificate, BySecret, ByToken, ClientProof
 from egress_proxy.config import Settings
 from egress_proxy.core.decision import Mode
 from egress_proxy.core.proofs import Accepted
@@ -162,6 +162,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
             use_contexts=lambda contexts: server.use(contexts),
             use_ca=lambda ca: leaf_contexts.use(ca),
             trust=lambda context: upstreams.trust(context),
+            show=lambda: _show_anew(settings, control_plane_context),
         ),
         counters,
         loop=loop,
@@ -171,6 +172,10 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     leaf_contexts = LeafContexts(ca, limit=settings.leaf_contexts, clock=utc_now)
     cache = Cache(limit=settings.cache_entries, monotonic=loop.time, clock=time.time)
     own, turn = OwnListeners(), Turn(loop)
+    control_plane_context = _control_plane_trust(settings.control_plane_ca_file)
+    proof = _client_proof(settings)
+    if isinstance(proof, ByCertificate):
+        proof.shown_by(control_plane_context)
     upstreams = Upstreams(
         loop=loop,
         turn=turn,
@@ -184,9 +189,8 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     )
     client = ControlPlaneClient(
         url=settings.control_plane_url,
-        client_id=settings.client_id,
-        client_secret=Secret.submitted(settings.client_secret_file.read_text()),
-        verify=_control_plane_trust(settings.control_plane_ca_file),
+        proof=proof,
+        verify=control_plane_context,
     )
     audit = AuditSpool(client.deliver, capacity=settings.audit_spool_events, mode=settings.audit_mode)
     resolver = Resolver(
@@ -230,7 +234,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     probe = SwapProbe(leaf_contexts, counters, loop)
 
     def is_warm() -> bool:
-        return bool(cache.tag_keys) and not services.is_draining
+        return bool(cache.tag_keys) and client.is_known and not services.is_draining
 
     gauges = Gauges(
         open_clients=lambda: len(services.clients),
@@ -275,12 +279,13 @@ def _certificate_sources(
     use_contexts: Callable[[Contexts], None],
     use_ca: Callable[[CertificateAuthority], None],
     trust: Callable[[ssl.SSLContext], None],
+    show: Callable[[], None],
 ) -> list[Source]:
     """Every certificate that is used, and what becomes of it when its files change."""
 
     def source(name: str, files: Sequence[Path | None], **what: Any) -> Source:
         there = tuple(file for file in files if file is not None)
-        keys = (settings.listener_tls_key_file, settings.ca_key_file)
+        keys = (settings.listener_tls_key_file, settings.ca_key_file, settings.client_key_file)
         return Source(name, there, tuple(file for file in there if file not in keys), **what)
 
     def contexts() -> Contexts:
@@ -302,6 +307,13 @@ def _certificate_sources(
             settings.upstream_ca_files,
             load=lambda: upstream_tls_context(settings.upstream_ca_files),
             adopt=trust,
+        ),
+        source(
+            "client",
+            (settings.client_cert_file, settings.client_key_file),
+            load=lambda: _show_anew(settings, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)),
+            adopt=lambda _: show(),
+            is_shown=True,
         ),
         # Its connections are made anew all the time, and none outlives a restart: it is looked at alone.
         source("control_plane_ca", (settings.control_plane_ca_file,), load=None, adopt=lambda _: None),
@@ -343,6 +355,24 @@ def _pages(counters: Counters, gauges: Gauges, probe: SwapProbe, is_warm: Callab
         return Page(HTTPStatus.OK, render_metrics(counters, gauges), "text/plain; version=0.0.4; charset=utf-8")
 
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+
+
+def _client_proof(settings: Settings) -> ClientProof:
+    """Raises `OSError` and `UnusableSecretError`."""
+    if settings.client_secret_file is not None:
+        return BySecret(settings.client_id, settings.client_secret_file)
+    if settings.client_token_file is not None:
+        return ByToken(settings.client_token_file)
+    assert settings.client_cert_file is not None, "the settings were checked"
+    assert settings.client_key_file is not None, "it goes with the certificate"
+    return ByCertificate(settings.client_cert_file, settings.client_key_file)
+
+
+def _show_anew(settings: Settings, context: ssl.SSLContext) -> None:
+    """The certificate of the files, to whoever is connected to from now on. Raises `OSError`."""
+    proof = _client_proof(settings)
+    assert isinstance(proof, ByCertificate)
+    proof.shown_by(context)
 
 
 def _control_plane_trust(ca_file: Path | None) -> ssl.SSLContext:

@@ -66,7 +66,12 @@ class Settings(BaseSettings):
     control_plane_ca_file: Path | None = None
     """Trusted for the control plane alone, instead of the system's roots."""
     client_id: str
-    client_secret_file: Path
+    client_secret_file: Path | None = None
+    client_token_file: Path | None = None
+    """Instead: a workload's token, read anew for each request."""
+    client_cert_file: Path | None = None
+    """Instead: the certificate that is shown to the control plane; goes with its key."""
+    client_key_file: Path | None = None
 
     forward_listen: Listen = ListenAddress("127.0.0.1", 8471)
     reverse_listen: Listen = ListenAddress("127.0.0.1", 8472)
@@ -112,6 +117,20 @@ class Settings(BaseSettings):
     audit_spool_events: Annotated[int, Field(ge=1)] = 100_000
     audit_mode: AuditMode = AuditMode.STRICT
     log_level: str = "info"
+
+    @model_validator(mode="after")
+    def _one_proof(self) -> Self:
+        if (self.client_cert_file is None) != (self.client_key_file is None):
+            raise ValueError(f"{PREFIX}CLIENT_CERT_FILE and {PREFIX}CLIENT_KEY_FILE go together")
+        files = (self.client_secret_file, self.client_token_file, self.client_cert_file)
+        if sum(file is not None for file in files) != 1:
+            raise ValueError(
+                f"the proxy proves itself to the control plane by exactly one of {PREFIX}CLIENT_SECRET_FILE, "
+                f"{PREFIX}CLIENT_TOKEN_FILE and {PREFIX}CLIENT_CERT_FILE"
+            )
+        if self.client_cert_file is not None and not self.control_plane_url.startswith("https://"):
+            raise ValueError(f"{PREFIX}CLIENT_CERT_FILE needs TLS: {PREFIX}CONTROL_PLANE_URL begins with https://")
+        return self
 
     @model_validator(mode="after")
     def _certificates_can_be_verified(self) -> Self:

@@ -15,7 +15,6 @@ from typing import Final
 import httpx
 import structlog
 
-from control_plane.contract.secret import Secret
 from control_plane.contract.wire import (
     EVENT,
     INJECTOR_SECONDS,
@@ -39,6 +38,7 @@ from control_plane.contract.wire import (
     write,
 )
 from egress_proxy.cache import Cache, UnexpectedAnswerError
+from egress_proxy.client_proof import ByCertificate, ClientProof, ProofMissingError
 from egress_proxy.metrics import Counters
 
 ASK_SECONDS: Final = 5.0
@@ -57,10 +57,12 @@ class ControlPlaneError(Exception):
 class ControlPlaneClient:
     """`/internal`, as a client of kind `egress_proxy`."""
 
-    def __init__(self, *, url: str, client_id: str, client_secret: Secret, verify: ssl.SSLContext | bool) -> None:
+    def __init__(self, *, url: str, proof: ClientProof, verify: ssl.SSLContext | bool) -> None:
+        self._proof = proof
+        self.is_known = True
+        """False once it said that it does not know us, until it does: an outage changes nothing."""
         self._http = httpx.AsyncClient(
             base_url=url,
-            auth=httpx.BasicAuth(client_id, client_secret.reveal()),
             verify=verify,
             timeout=httpx.Timeout(ASK_SECONDS),
             trust_env=False,  # a proxy variable of this process's environment must not route this
@@ -108,28 +110,45 @@ class ControlPlaneClient:
         timeout = httpx.Timeout(ASK_SECONDS, read=SILENCE_SECONDS)
         try:
             async with self._http.stream(
-                "GET", "/internal/events", params={"after": after}, timeout=timeout
+                "GET", "/internal/events", params={"after": after}, headers=self._proof.headers(), timeout=timeout
             ) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise ControlPlaneError(f"the event stream was answered {response.status_code}")
+                    raise self._refused(response.status_code)
                 async for line in response.aiter_lines():
                     if line.startswith("data:"):
                         yield read(EVENT, line[len("data:") :].strip())
         except WireError as error:
             raise ControlPlaneError(str(error)) from error
-        except httpx.HTTPError as error:
-            raise ControlPlaneError(type(error).__name__) from error
+        except (ProofMissingError, httpx.HTTPError) as error:
+            raise self._failed(error) from error
         raise ControlPlaneError("the event stream ended")
 
     async def _send(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        headers = {"Content-Type": "application/json"} if body is not None else None
+        headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
+            headers |= self._proof.headers()
             response = await self._http.request(method, path, content=body, headers=headers)
-        except httpx.HTTPError as error:
-            raise ControlPlaneError(type(error).__name__) from error
+        except (ProofMissingError, httpx.HTTPError) as error:
+            raise self._failed(error) from error
         if not response.is_success:
-            raise ControlPlaneError(f"answered {response.status_code}")
+            raise self._refused(response.status_code)
+        self.is_known = True
         return response.content
+
+    def _refused(self, status: int) -> ControlPlaneError:
+        if status not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            return ControlPlaneError(f"answered {status}")
+        self.is_known = False
+        return ControlPlaneError(f"answered {status}: it does not know this proxy by {self._proof.described()}")
+
+    def _failed(self, error: Exception) -> ControlPlaneError:
+        if isinstance(error, ProofMissingError):
+            self.is_known = False
+            return ControlPlaneError(str(error))
+        if isinstance(self._proof, ByCertificate) and isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+            # In TLS 1.3 our side of the handshake is over before a server says so, and many just end the connection.
+            return ControlPlaneError(f"{type(error).__name__}: perhaps it does not take {self._proof.described()}")
+        return ControlPlaneError(type(error).__name__)
 
 
 async def stay_registered(client: ControlPlaneClient, *, every_seconds: float = INJECTOR_SECONDS) -> None:

@@ -18,7 +18,7 @@ import uvicorn
 from control_plane.contract.caller import ClientId
 from control_plane.contract.secret import Secret
 from runtime import logs
-from runtime.adapters.client_proof import BySecret
+from runtime.adapters.client_proof import ByCertificate, BySecret, ByToken, ClientProof
 from runtime.adapters.control_plane import Exchange, SessionTokens
 from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
 from runtime.adapters.models import MessagesModel
@@ -53,11 +53,13 @@ async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
     runtime = RunningRuntime(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", port)
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
-        control_plane = await stack.enter_async_context(_http(CONTROL_PLANE_TIMEOUT, settings.control_plane_ca_file))
+        control_plane_context = _trust(settings.control_plane_ca_file)
+        control_plane = await stack.enter_async_context(_http(CONTROL_PLANE_TIMEOUT, control_plane_context))
         proxy = await stack.enter_async_context(
-            _http(httpx.Timeout(settings.model_timeout_seconds, connect=10.0), settings.proxy_ca_file)
+            _http(httpx.Timeout(settings.model_timeout_seconds, connect=10.0), _trust(settings.proxy_ca_file))
         )
-        parts = _parts(settings, control_plane, proxy, runtime)
+        proof = _client_proof(settings, control_plane_context)
+        parts = _parts(settings, control_plane, proof, proxy, runtime)
         server = _Server(
             uvicorn.Config(
                 make_app(parts),
@@ -99,10 +101,13 @@ async def serve(settings: Settings) -> None:
 
 
 def _parts(
-    settings: Settings, control_plane: httpx.AsyncClient, proxy: httpx.AsyncClient, runtime: RunningRuntime
+    settings: Settings,
+    control_plane: httpx.AsyncClient,
+    proof: ClientProof,
+    proxy: httpx.AsyncClient,
+    runtime: RunningRuntime,
 ) -> Parts:
     client_id = ClientId(settings.client_id)
-    proof = BySecret(client_id, _secret(settings.client_secret_file))
     tokens = SessionTokens(
         control_plane,
         control_plane_url=settings.control_plane_url,
@@ -135,7 +140,7 @@ def _parts(
 
     async def ready() -> bool:
         await tokens.refresh()
-        return tokens.knows_keys and not runtime.is_draining
+        return tokens.knows_keys and endings.is_known and not runtime.is_draining
 
     return Parts(tokens, sessions, runner, endings, ready, new_request_id=lambda: secrets.token_hex(12))
 
@@ -147,9 +152,27 @@ async def _listening(server: "_Server", serving: asyncio.Task[None]) -> None:
     waiting.cancel()
 
 
-def _http(timeout: httpx.Timeout, ca_file: Path | None) -> httpx.AsyncClient:
+def _client_proof(settings: Settings, context: ssl.SSLContext) -> ClientProof:
+    """`context`: of the connections to the control plane. Raises `OSError` and `UnusableSecretError`."""
+    client_id = ClientId(settings.client_id)
+    if settings.client_secret_file is not None:
+        return BySecret(client_id, _secret(settings.client_secret_file))
+    if settings.client_token_file is not None:
+        return ByToken(client_id, settings.client_token_file, clock=time.time)
+    assert settings.client_cert_file is not None, "the settings were checked"
+    assert settings.client_key_file is not None, "it goes with the certificate"
+    return ByCertificate(
+        client_id, settings.client_cert_file, settings.client_key_file, context=context, clock=time.time
+    )
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext:
+    """The system's roots, or these alone; nothing of the environment."""
+    return ssl.create_default_context(cafile=ca_file) if ca_file else httpx.create_ssl_context(trust_env=False)
+
+
+def _http(timeout: httpx.Timeout, trust: ssl.SSLContext) -> httpx.AsyncClient:
     """For our own peers alone: nothing of the environment's proxies and certificates, and no redirect is followed."""
-    trust = ssl.create_default_context(cafile=ca_file) if ca_file else True
     return httpx.AsyncClient(timeout=timeout, verify=trust, trust_env=False, follow_redirects=False)
 
 

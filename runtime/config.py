@@ -59,7 +59,12 @@ class Settings(BaseSettings):
     proxy_ca_file: Path | None = None
     """Trusted for the egress proxy's reverse listener alone, instead of the system's roots."""
     client_id: Annotated[str, Field(min_length=1)]
-    client_secret_file: Path
+    client_secret_file: Path | None = None
+    client_token_file: Path | None = None
+    """Instead: a workload's token, read anew for each request."""
+    client_cert_file: Path | None = None
+    """Instead: the certificate that is shown to the control plane; goes with its key."""
+    client_key_file: Path | None = None
 
     model_audience: Annotated[str, Field(min_length=1)] = "anthropic"
     """The credential the model is called with: its name, provider or host."""
@@ -76,6 +81,20 @@ class Settings(BaseSettings):
     @property
     def issuer(self) -> str:
         return self.issuer_url or self.control_plane_url
+
+    @model_validator(mode="after")
+    def _one_proof(self) -> Self:
+        if (self.client_cert_file is None) != (self.client_key_file is None):
+            raise ValueError(f"{PREFIX}CLIENT_CERT_FILE and {PREFIX}CLIENT_KEY_FILE go together")
+        files = (self.client_secret_file, self.client_token_file, self.client_cert_file)
+        if sum(file is not None for file in files) != 1:
+            raise ValueError(
+                f"the runtime proves itself to the control plane by exactly one of {PREFIX}CLIENT_SECRET_FILE, "
+                f"{PREFIX}CLIENT_TOKEN_FILE and {PREFIX}CLIENT_CERT_FILE"
+            )
+        if self.client_cert_file is not None and not self.control_plane_url.startswith("https://"):
+            raise ValueError(f"{PREFIX}CLIENT_CERT_FILE needs TLS: {PREFIX}CONTROL_PLANE_URL begins with https://")
+        return self
 
     @model_validator(mode="after")
     def _certificate_and_key_go_together(self) -> Self:

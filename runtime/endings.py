@@ -17,7 +17,7 @@ import structlog
 
 from control_plane.contract.caller import SessionId
 from control_plane.contract.refusal import RefusedError
-from runtime.ports import Placeholders, SessionEnds, Sessions
+from runtime.ports import ClientUnknownError, Placeholders, SessionEnds, Sessions
 
 LOOKS_IN_GRACE: Final = 6
 LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -45,6 +45,8 @@ class Endings:
         self._monotonic = monotonic
         self._looked_at = float("-inf")
         self._first_seen: dict[SessionId, float] = {}
+        self.is_known = False
+        """Whether the control plane knows us, as far as it said: an outage changes nothing."""
 
     async def end(self, session: SessionId) -> None:
         """For its owner. Raises `RefusedError`, and then nothing is forgotten; again changes nothing."""
@@ -55,7 +57,12 @@ class Endings:
         """Forget what is over, and confirm what is due. Raises `RefusedError`; what was not reached is next time's."""
         now = self._monotonic()
         # (1) What the list names goes.
-        ended = await self._control_plane.ended()
+        try:
+            ended = await self._control_plane.ended()
+        except ClientUnknownError:
+            self.is_known = False
+            raise
+        self.is_known = True
         quiet = {session for session in ended if self._forget(session)}
         # (2) We may have been away for so long that another replica confirmed what we never saw: ask one by one.
         if now - self._looked_at > self._grace_seconds / 2:
@@ -77,8 +84,10 @@ class Endings:
                 await self.look()
                 was_answered = True
             except RefusedError as error:
-                if was_answered:
-                    log.warning("endings_unknown", reason=error.refusal.detail)
+                if isinstance(error, ClientUnknownError):
+                    log.error("client_not_known", reason=error.reason)  # noqa: TRY400 - it says all there is
+                elif was_answered:
+                    log.warning("control_plane_unreachable", reason=error.refusal.detail)
                 was_answered = False
             except Exception as error:  # border: whatever it was, the next look begins anew
                 log.error("endings_failed", error=type(error).__name__)  # noqa: TRY400 - no message of it

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from control_plane.contract.caller import SessionId
+from control_plane.contract.refusal import Refusal, RefusedError
 from runtime.core.subject import Owner, SessionClaims
 from runtime.core.turn import Conversation, Placeholder
 
@@ -45,8 +46,20 @@ class Sessions(Protocol):
         ...
 
 
+class ClientUnknownError(RefusedError):
+    """The control plane does not know this runtime by what it proves itself with, or there is nothing to prove with."""
+
+    def __init__(self, refusal: Refusal, *, reason: str) -> None:
+        """`reason` is for our own log; callers hear the refusal."""
+        super().__init__(refusal)
+        self.reason = reason
+
+
 class SessionEnds(Protocol):
-    """The control plane's side of a session's end. Every method raises `RefusedError` where it cannot be reached."""
+    """The control plane's side of a session's end.
+
+    Every method raises `RefusedError` where it cannot be reached, `ClientUnknownError` where it does not know us.
+    """
 
     async def end(self, session: SessionId) -> None:
         """Sets the tombstone: nothing is exchanged, renewed or resolved in it from then on."""

@@ -1,31 +1,56 @@
-"""By what this runtime proves to the control plane which client it is."""
+"""By what this runtime proves to the control plane which client it is: a secret, a workload's token, or a certificate.
+
+Rule: what is in a file is used as it is there now. A platform turns tokens and certificates while we run (Kubernetes: a
+token at four fifths of its life), and nobody restarts us for it. RFC 6749 §2.3.1, RFC 7523 §2.2, RFC 8705 §2.
+"""
 
 import base64
-from collections.abc import Mapping
-from typing import Protocol
+import ssl
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+from cryptography import x509
 
 from control_plane.contract.caller import ClientId
+from control_plane.contract.refusal import Refusal, RefusalCode
 from control_plane.contract.secret import Secret
+from control_plane.contract.workload_token import unverified_end
+from runtime.ports import ClientUnknownError
+
+MAX_TOKEN_BYTES: Final = 16_384
+CLIENT_ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+
+Clock = Callable[[], float]
+"""Unix seconds."""
+
+log = structlog.get_logger("runtime.client_proof")
 
 
 class ClientProof(Protocol):
-    """Asked for each request, so that what changes while we run is used as it is now."""
+    """Asked for each request. Every method but the last raises `ClientUnknownError` where there is nothing at hand."""
 
     def headers(self) -> Mapping[str, str]:
-        """For every route but those under `/oauth`. Raises `RefusedError` where there is no proof at hand."""
+        """For every route but those under `/oauth`."""
         ...
 
     def oauth_headers(self) -> Mapping[str, str]:
-        """For `/oauth`, beside `form` (RFC 6749 §2.3)."""
+        """For `/oauth`, beside `form`: a request brings one proof (RFC 6749 §2.3)."""
         ...
 
     def form(self) -> Mapping[str, str]:
-        """Parameters of a request to `/oauth`. Raises `RefusedError` where there is no proof at hand."""
+        """Parameters of a request to `/oauth`."""
+        ...
+
+    def described(self) -> str:
+        """For the log, where the control plane does not know us by it: what it is, and what can be seen to be wrong."""
         ...
 
 
 class BySecret:
-    """`client_secret_basic` (RFC 6749 §2.3.1)."""
+    """`client_secret_basic`."""
 
     def __init__(self, client_id: ClientId, secret: Secret) -> None:
         self._client_id = client_id
@@ -40,3 +65,113 @@ class BySecret:
 
     def form(self) -> Mapping[str, str]:
         return {}
+
+    def described(self) -> str:
+        return "its client secret"
+
+
+class ByToken:
+    """A workload's token, such as a projected ServiceAccount token: as a bearer, and at `/oauth` as an assertion."""
+
+    def __init__(self, client_id: ClientId, file: Path, *, clock: Clock) -> None:
+        self._client_id = client_id
+        self._file = file
+        self._clock = clock
+
+    def headers(self) -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {self._token()}"}
+
+    def oauth_headers(self) -> Mapping[str, str]:
+        return {}
+
+    def form(self) -> Mapping[str, str]:
+        return {
+            "client_id": self._client_id,
+            "client_assertion_type": CLIENT_ASSERTION_TYPE,
+            "client_assertion": self._token(),
+        }
+
+    def described(self) -> str:
+        try:
+            end = unverified_end(self._token())
+        except ClientUnknownError as error:
+            return error.reason
+        what = f"the workload token in {self._file}"
+        if end is None:
+            return f"{what}, which is no JWT with an end"
+        return f"{what}, which ended at {_moment(end)}" if end <= self._clock() else what
+
+    def _token(self) -> str:
+        # A small file in memory, and turned by renaming: it is whole whenever it is read.
+        try:
+            token = self._file.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise client_unknown(f"cannot read the workload token in {self._file}: {type(error).__name__}") from None
+        if not token or len(token) > MAX_TOKEN_BYTES or not token.isprintable() or " " in token:
+            raise client_unknown(f"there is no token in {self._file}")
+        return token
+
+
+class ByCertificate:
+    """In the TLS handshake. New connections show what the files hold when a request is made."""
+
+    def __init__(
+        self, client_id: ClientId, cert_file: Path, key_file: Path, *, context: ssl.SSLContext, clock: Clock
+    ) -> None:
+        """`context`: of the connections to the control plane. Raises `OSError` where the files are of no use."""
+        self._client_id = client_id
+        self._files = (cert_file, key_file)
+        self._context = context
+        self._clock = clock
+        self._signature = self._dates()
+        self._show()
+
+    def headers(self) -> Mapping[str, str]:
+        if (dates := self._dates()) != self._signature:
+            self._signature = dates  # a bad pair is not tried twice
+            try:
+                self._show()
+            except OSError as error:
+                log.error("certificates_refused", source="client", reason=type(error).__name__)  # noqa: TRY400
+            else:
+                log.info("certificates_adopted", source="client")
+        return {}
+
+    def oauth_headers(self) -> Mapping[str, str]:
+        return self.headers()
+
+    def form(self) -> Mapping[str, str]:
+        return {"client_id": self._client_id}
+
+    def described(self) -> str:
+        what = f"the client certificate in {self._files[0]}"
+        try:
+            end = x509.load_pem_x509_certificates(self._files[0].read_bytes())[0].not_valid_after_utc.timestamp()
+        except (OSError, ValueError):
+            return f"{what}, which cannot be read"
+        return f"{what}, which ended at {_moment(end)}" if end <= self._clock() else what
+
+    def _show(self) -> None:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(*self._files)  # do they fit?
+        self._context.load_cert_chain(*self._files)
+
+    def _dates(self) -> tuple[tuple[int, int], ...]:
+        try:
+            found = [file.stat() for file in self._files]
+        except OSError:
+            return ()  # while they are being replaced
+        return tuple((each.st_ino, each.st_mtime_ns) for each in found)
+
+
+def client_unknown(reason: str) -> ClientUnknownError:
+    refusal = Refusal(
+        RefusalCode.CREDENTIAL_UNAVAILABLE,
+        detail="the control plane does not serve this runtime",
+        hint="try again shortly; the runtime's log says more",
+        retry_after_seconds=2,
+    )
+    return ClientUnknownError(refusal, reason=reason)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import httpx
+import structlog
 
 from control_plane.contract.caller import SessionId
-from runtime.adapters.client_proof import ClientProof
+from runtime.adapters.client_proof import ByCertificate, ClientProof, client_unknown
 from runtime.adapters.control_plane import unavailable
 
 PAGE: Final = 1000
+
+log = structlog.get_logger("runtime.session_ends")
 
 
 class SessionEndsOverHttp:
@@ -52,8 +55,17 @@ class SessionEndsOverHttp:
     ) -> httpx.Response:
         try:
             response = await self._http.request(method, self._url + path, params=query, headers=self._proof.headers())
-        except httpx.HTTPError:
+        except httpx.HTTPError as error:
+            if isinstance(self._proof, ByCertificate) and isinstance(
+                error, httpx.ReadError | httpx.RemoteProtocolError
+            ):
+                # In TLS 1.3 our side of the handshake is over before a server says so; many just end it.
+                log.warning("connection_ended", reason=f"perhaps it does not take {self._proof.described()}")
             raise unavailable("the control plane does not answer") from None
+        if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise client_unknown(
+                f"it answered {response.status_code}: it does not know this runtime by {self._proof.described()}"
+            )
         if response.status_code not in accepted:
             raise unavailable(f"the control plane answered {response.status_code} about sessions that end")
         return response

@@ -7,7 +7,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from tests.charts.rendering import CHART, case_values, environment, of_component, render, with_values
+from tests.charts.rendering import CASES, CHART, case_values, environment, of_component, render, with_values
 
 PROGRAMS = {
     "controlPlane": ("control-plane", "control_plane", "COATCHECK_CONTROL_PLANE_"),
@@ -67,9 +67,34 @@ def settings_of(package: str) -> set[str]:
 def set_by_the_chart(component: str, prefix: str) -> set[str]:
     return {
         name.removeprefix(prefix)
-        for case in ("sqlite", "postgresql")
-        for name in environment(of_component(render(case_values(case)), "Deployment", component))
+        for values in (*map(case_values, CASES), with_proofs_swapped())
+        for name in environment(of_component(render(values), "Deployment", component))
     }
+
+
+def with_proofs_swapped() -> dict[str, Any]:
+    """The proxy by a certificate, the runtime by a token."""
+    values = case_values("proofs")
+    proxy, runtime = values["controlPlane"]["clients"]["registered"]
+    proxy["proofs"], runtime["proofs"] = runtime["proofs"], proxy["proofs"]
+    values["proxy"]["clientProof"], values["runtime"]["clientProof"] = (
+        values["runtime"]["clientProof"],
+        values["proxy"]["clientProof"],
+    )
+    return values
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"proxy": {"clientProof": {"kind": "secret"}}}, "proxy.clientProof.kind: token"),
+        ({"runtime": {"clientProof": {"existingSecret": ""}}}, "runtime.clientProof.existingSecret"),
+        ({"controlPlane": {"clientCAs": {"keys": []}}}, "controlPlane.clientCAs"),
+    ],
+)
+def test_a_proof_that_is_only_half_there_is_told(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=told):
+        render(with_values(changes, case="proofs"))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -90,7 +115,7 @@ def test_every_setting_is_either_set_by_the_chart_or_offered(program: str) -> No
     assert left_out == NOT_ON_KUBERNETES & settings_of(package)
 
 
-@pytest.mark.parametrize("case", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_takes_what_the_chart_gives_it(program: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     component, package, prefix = PROGRAMS[program]

@@ -7,7 +7,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +23,11 @@ from tests.charts.rendering import (
     container,
     environment,
     of_component,
+    of_kind,
     pod,
     render,
 )
+from tests.control_plane.issuing import Provider
 from tests.support.processes import COMMAND, Served, clean_environment, free_port
 
 NUMBERED_PORTS: Final = ("8470", "8471", "8472", "8473", "8474", "8475")
@@ -40,6 +42,7 @@ class Cluster:
     ports: dict[str, int]
     secrets: dict[tuple[str, str], str]
     trust: ssl.SSLContext
+    issuer: Provider = field(default_factory=lambda: Provider("cluster"))
 
     def here(self, component: str, value: str) -> str:
         """A setting's value, with the cluster's addresses and paths made ours."""
@@ -67,12 +70,27 @@ class Cluster:
 
     def _files(self, volume: dict[str, Any], component: str, manifests: list[Manifest]) -> Iterator[tuple[str, str]]:
         if "configMap" in volume:
-            for name, content in of_component(manifests, "ConfigMap", component)["data"].items():
-                yield name, self.here(component, content)
+            yield from self._mapped(volume["configMap"]["name"], component, manifests)
         for source in volume.get("projected", {}).get("sources", []):
-            (told,) = source.values()
+            ((kind, told),) = source.items()
+            if kind == "serviceAccountToken":
+                yield told["path"], self.token(component, told)
+                continue
             for item in told["items"]:
                 yield item["path"], self.secrets[told["name"], item["key"]]
+
+    def _mapped(self, name: str, component: str, manifests: list[Manifest]) -> Iterator[tuple[str, str]]:
+        """A ConfigMap of the chart's, or one that was there before."""
+        for manifest in of_kind(manifests, "ConfigMap"):
+            if manifest["metadata"]["name"] == name:
+                yield from ((key, self.here(component, text)) for key, text in manifest["data"].items())
+        yield from ((key, text) for (held, key), text in self.secrets.items() if held == name)
+
+    def token(self, component: str, told: dict[str, Any]) -> str:
+        """As the cluster signs it for the pod's service account."""
+        now = int(time.time())
+        ends = {"aud": [self.here(component, told["audience"])], "exp": now + told["expirationSeconds"]}
+        return self.issuer.token(f"system:serviceaccount:agents:tickets-coatcheck-{component}", **ends)
 
 
 @pytest.fixture
@@ -94,6 +112,11 @@ def cluster(tmp_path: Path) -> Cluster:
         ("coatcheck-interception-ca", "tls.key"): (tmp_path / "interception-ca/ca.key").read_text(),
         ("coatcheck-internal-ca", "ca.crt"): internal.cert_pem.bytes().decode(),
     }
+    clients = trustme.CA()
+    certificate = clients.issue_cert("runtime.coatcheck.internal")
+    held["coatcheck-client-cas", "ca.crt"] = clients.cert_pem.bytes().decode()
+    held["coatcheck-runtime-client", "tls.crt"] = "".join(blob.bytes().decode() for blob in certificate.cert_chain_pems)
+    held["coatcheck-runtime-client", "tls.key"] = certificate.private_key_pem.bytes().decode()
     for component in COMPONENTS:
         held[f"coatcheck-{component}-tls", "tls.crt"] = chain
         held[f"coatcheck-{component}-tls", "tls.key"] = key
@@ -127,10 +150,23 @@ def becomes_ready(cluster: Cluster, component: str, manifests: list[Manifest]) -
     return False
 
 
+def trust_the_clusters_tokens(cluster: Cluster) -> None:
+    """What an administrator does once, with `coatcheck issuer add`."""
+    believed = {"uses": ["client"], "audiences": None, "claims": {"subject": {"claim": "sub"}}}
+    admin = {"Authorization": f"Bearer {cluster.secrets['coatcheck-admin-token', 'token']}"}
+    with httpx.Client(verify=cluster.trust, trust_env=False) as client:
+        client.post(
+            f"https://127.0.0.1:{cluster.ports['8470']}/v1/issuers",
+            json=cluster.issuer.record(tenant="", **believed),
+            headers=admin,
+        ).raise_for_status()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_what_the_chart_starts_becomes_ready_and_works_together(cluster: Cluster) -> None:
-    manifests = render(case_values("sqlite"))
+@pytest.mark.parametrize("case", ["sqlite", "proofs"])
+def test_what_the_chart_starts_becomes_ready_and_works_together(cluster: Cluster, case: str) -> None:
+    manifests = render(case_values(case))
     (cluster.root / "control-plane/var/lib/coatcheck").mkdir(parents=True)
     running: list[Served] = []
 
@@ -138,6 +174,8 @@ def test_what_the_chart_starts_becomes_ready_and_works_together(cluster: Cluster
         for component in COMPONENTS:
             running.append(started(cluster, component, manifests))
             assert becomes_ready(cluster, component, manifests), running[-1].log
+            if component == "control-plane":
+                trust_the_clusters_tokens(cluster)
 
         control_plane = f"https://127.0.0.1:{cluster.ports['8470']}"
         admin = {"Authorization": f"Bearer {cluster.secrets['coatcheck-admin-token', 'token']}"}

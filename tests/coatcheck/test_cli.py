@@ -198,7 +198,7 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
     "part, said",
     [
         ("control-plane", ["give one of COATCHECK_CONTROL_PLANE_DATABASE_URL and"]),
-        ("proxy", [f"{name} is not set" for name in ("CONTROL_PLANE_URL", "CLIENT_SECRET_FILE", "CA_KEY_FILE")]),
+        ("proxy", [f"{name} is not set" for name in ("CONTROL_PLANE_URL", "CLIENT_ID", "CA_KEY_FILE")]),
     ],
 )
 def test_serve_without_its_settings_names_every_one_that_is_missing(part: str, said: list[str], tmp_path: Path) -> None:

@@ -59,16 +59,18 @@ class RuntimeClient:
 class ControlPlaneApi:
     """One control plane, with the operator's token."""
 
-    def __init__(self, url: str, admin_token: str) -> None:
+    def __init__(self, url: str, admin_token: str, *, trust: ssl.SSLContext | None = None) -> None:
+        """`trust`: for a control plane that speaks TLS."""
+        verify = trust or TRUSTS_NOBODY
         self.url = url
         self._admin = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {admin_token}"},
-            verify=TRUSTS_NOBODY,
+            verify=verify,
             trust_env=False,
             timeout=20,
         )
-        self._plain = httpx.Client(base_url=url, verify=TRUSTS_NOBODY, trust_env=False, timeout=20)
+        self._plain = httpx.Client(base_url=url, verify=verify, trust_env=False, timeout=20)
 
     def close(self) -> None:
         self._admin.close()

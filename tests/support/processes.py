@@ -272,7 +272,8 @@ class Deployment:
             "REVERSE_PATH_CREDENTIAL": "true",
             "LOG_LEVEL": self.log_level,
         } | dict(settings)
-        return clean_environment(**{f"COATCHECK_PROXY_{name}": value for name, value in own.items()})
+        # One that is given empty is left out.
+        return clean_environment(**{f"COATCHECK_PROXY_{name}": value for name, value in own.items() if value})
 
 
 @dataclass(slots=True)

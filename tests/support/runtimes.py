@@ -44,6 +44,9 @@ class Runtime:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.served.listening['port']}"
 
+    def is_ready(self) -> bool:
+        return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
+
     def turn(self, session: dict[str, Any] | None, text: str = "hello", **headers: str) -> httpx.Response:
         if session is not None:
             headers["authorization"] = f"Bearer {session['session_token']}"
@@ -74,9 +77,11 @@ class Runtime:
         return Workspace(self.deployment, self.client, tenant, key, credential, grant)
 
 
-def start_runtime(deployment: Deployment, folder: Path, **settings: str) -> Runtime:
+def start_runtime(
+    deployment: Deployment, folder: Path, *, client: RuntimeClient | None = None, **settings: str
+) -> Runtime:
     """`coatcheck serve runtime`, as a client of no tenant in particular."""
-    client = deployment.api.add_client(f"runtime-{secrets.token_hex(4)}", kind="runtime", tenant=None)
+    client = client or deployment.api.add_client(f"runtime-{secrets.token_hex(4)}", kind="runtime", tenant=None)
     own = {
         "LISTEN": "127.0.0.1:0",
         "CONTROL_PLANE_URL": deployment.api.url,
@@ -86,6 +91,7 @@ def start_runtime(deployment: Deployment, folder: Path, **settings: str) -> Runt
         "MODEL": "coat-1",
         "LOG_LEVEL": "debug",
     } | settings
-    environment = clean_environment(**{f"COATCHECK_RUNTIME_{name}": value for name, value in own.items()})
+    # One that is given empty is left out.
+    environment = clean_environment(**{f"COATCHECK_RUNTIME_{name}": value for name, value in own.items() if value})
     served = Served([str(COMMAND), "serve", "runtime"], environment, cwd=folder).wait_until_listening()
     return Runtime(served, client, deployment)

@@ -19,7 +19,7 @@ here would be another one at the next render.
 {{- if not .controlPlane.adminToken.existingSecret -}}
   {{- $missing = append $missing "controlPlane.adminToken.existingSecret: the operators' token" -}}
 {{- end -}}
-{{- if not .controlPlane.clients.existingSecret -}}
+{{- if and (include "coatcheck.hasClientSecrets" $) (not .controlPlane.clients.existingSecret) -}}
   {{- $missing = append $missing "controlPlane.clients.existingSecret: one client secret for each client id" -}}
 {{- end -}}
 {{- if eq .controlPlane.database.kind "postgresql" -}}
@@ -42,7 +42,25 @@ here would be another one at the next render.
   {{- $missing = append $missing "runtime.settings.MODEL: the model that turns are sent to" -}}
 {{- end -}}
 {{- $kinds := dict -}}
-{{- range .controlPlane.clients.registered -}}{{- $_ := set $kinds .id .kind -}}{{- end -}}
+{{- $proofs := dict -}}
+{{- range .controlPlane.clients.registered -}}
+  {{- $_ := set $kinds .id .kind -}}
+  {{- $_ := set $proofs .id (empty .proofs | ternary "secret" (hasKey (default dict .proofs) "workload" | ternary "token" "certificate")) -}}
+{{- end -}}
+{{- range $name, $values := dict "proxy" .proxy "runtime" .runtime -}}
+  {{- $registered := get $proofs $values.clientId -}}
+  {{- if and $registered (ne $registered $values.clientProof.kind) -}}
+    {{- $missing = append $missing (printf "%s.clientProof.kind: %s, as client %q is registered (token: proofs.workload, certificate: proofs.certificate, secret: no proofs)" $name $registered $values.clientId) -}}
+  {{- end -}}
+  {{- if eq $values.clientProof.kind "certificate" -}}
+    {{- if not $values.clientProof.existingSecret -}}
+      {{- $missing = append $missing (printf "%s.clientProof.existingSecret: its client certificate (tls.crt, tls.key)" $name) -}}
+    {{- end -}}
+    {{- if not $.Values.controlPlane.clientCAs.keys -}}
+      {{- $missing = append $missing "controlPlane.clientCAs: what vouches for client certificates" -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
 {{- if ne (get $kinds .proxy.clientId) "egress_proxy" -}}
   {{- $missing = append $missing (printf "controlPlane.clients.registered: a client %q of kind egress_proxy" .proxy.clientId) -}}
 {{- end -}}

@@ -45,3 +45,13 @@ helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The control plane's URL as others name it: `iss` of session tokens, `aud` of what is proven to it. */}}
+{{- define "coatcheck.issuer" -}}
+{{- default (include "coatcheck.url" (list . "control-plane" 8470)) .Values.controlPlane.issuerUrl -}}
+{{- end -}}
+
+{{/* Not empty where a registered client proves itself by a secret. */}}
+{{- define "coatcheck.hasClientSecrets" -}}
+{{- range .Values.controlPlane.clients.registered -}}{{- if not .proofs -}}yes{{- end -}}{{- end -}}
+{{- end -}}

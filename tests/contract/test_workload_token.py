@@ -1,0 +1,38 @@
+"""When a token says that it ends: read for a log line alone, and never a reason to fail."""
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.contract.workload_token import unverified_end
+
+
+def token(payload: object) -> str:
+    text = base64.urlsafe_b64encode(json.dumps(payload).encode()).decode().rstrip("=")
+    return f"e30.{text}.c2ln"
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (token({"exp": 1_800_000_000}), 1_800_000_000.0),
+        (token({"exp": 1.5}), 1.5),
+        (token({}), None),
+        (token({"exp": "soon"}), None),
+        (token({"exp": True}), None),
+        (token([1]), None),
+        ("no token", None),
+        ("a.%%%.c", None),
+    ],
+)
+def test_the_end_is_what_the_token_says(text: str, end: float | None) -> None:
+    assert unverified_end(text) == end
+
+
+@given(st.text())
+def test_no_text_is_too_odd(text: str) -> None:
+    unverified_end(text)
+    unverified_end(f"a.{text}.c")
