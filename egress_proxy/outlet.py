@@ -37,7 +37,7 @@ class Turn:
 class Outlet:
     """What is written to one transport. It is the lowest of the layers that a connection writes through."""
 
-    __slots__ = ("_data", "_send", "_turn", "is_closing", "pause_reading", "resume_reading", "transport")
+    __slots__ = ("_pieces", "_send", "_turn", "is_closing", "pause_reading", "resume_reading", "transport")
 
     def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
         self.transport = transport
@@ -46,22 +46,25 @@ class Outlet:
         self.resume_reading = transport.resume_reading
         self._send = transport.write
         self._turn = turn
-        self._data = b""
+        self._pieces: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        if self._data:
-            self._data += data
-            return
-        self._data = data
-        turn = self._turn
-        if not turn.waiting:
-            turn.begin()
-        turn.waiting.append(self)
+        pieces = self._pieces
+        if not pieces:
+            turn = self._turn
+            if not turn.waiting:
+                turn.begin()
+            turn.waiting.append(self)
+        pieces.append(data)
 
     def flush(self) -> None:
         """Hand over what waits, now."""
-        data, self._data = self._data, b""
-        if not data or self.is_closing():
+        pieces = self._pieces
+        if not pieces:
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self.is_closing():
             return
         try:
             self._send(data)
@@ -78,5 +81,5 @@ class Outlet:
         self.transport.close()
 
     def abort(self) -> None:
-        self._data = b""
+        self._pieces.clear()
         self.transport.abort()

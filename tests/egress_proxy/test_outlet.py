@@ -93,7 +93,7 @@ async def test_what_was_written_before_the_end_of_ours_arrives_before_it() -> No
 
 
 @pytest.mark.guards(
-    OUTLET, '        self._data = b""\n        self.transport.abort()', "        self.transport.abort()"
+    OUTLET, "        self._pieces.clear()\n        self.transport.abort()", "        self.transport.abort()"
 )
 async def test_an_aborted_connection_keeps_no_bytes() -> None:
     turn = Turn(asyncio.get_running_loop())
@@ -102,7 +102,7 @@ async def test_an_aborted_connection_keeps_no_bytes() -> None:
         end.outlet.write(b"a key on its way")
         end.outlet.abort()
 
-        assert end.outlet.__getattribute__("_data") == b""
+        assert end.outlet.__getattribute__("_pieces") == []
         await the_turn_to_end()
         assert await end.got_to_its_end() == b""
 
