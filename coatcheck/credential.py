@@ -148,12 +148,7 @@ def add(
         fields["preset"] = preset
     if destination:
         fields["destinations"] = [_destination(url, traits) for url in destination]
-    placements = [
-        *map(_header, header or []),
-        *map(_basic, basic or []),
-        *map(_query, query or []),
-        *map(_path, path or []),
-    ]
+    placements = read_placements(header=header, basic=basic, query=query, path=path)
     if placements or preset is None:
         fields["placements"] = [placement_to_json(placement) for placement in placements or [BEARER]]
     if env or preset is None:
@@ -349,6 +344,18 @@ def _require_preset(preset: str, known: list[str]) -> None:
         close = difflib.get_close_matches(preset, known, n=1)
         todo = f"did you mean '{close[0]}'?" if close else "see 'coatcheck credential presets'"
         raise CommandError("there is no preset of that name", todo)
+
+
+def read_placements(
+    *, header: list[str] | None, basic: list[str] | None, query: list[str] | None, path: list[str] | None
+) -> list[Placement]:
+    """As the options of those names say. Raises `WrongUsageError`."""
+    return [
+        *map(_header, header or []),
+        *map(_basic, basic or []),
+        *map(_query, query or []),
+        *map(_path, path or []),
+    ]
 
 
 def _header(text: str) -> Placement:

@@ -10,7 +10,16 @@ from enum import StrEnum
 from typing import Final
 
 from control_plane.contract.address import is_public
-from control_plane.contract.admission import admit_bare, admit_swap, admit_tunnel
+from control_plane.contract.admission import (
+    Handling,
+    admit_bare,
+    admit_placement,
+    admit_swap,
+    admit_tunnel,
+    refuse_foreign_key,
+    refuse_used_up,
+    refuse_websocket,
+)
 from control_plane.contract.caller import Caller, ClientId, CredentialId, SessionId, SubjectId, TenantId
 from control_plane.contract.destination import (
     DEFAULT_PORTS,
@@ -20,6 +29,7 @@ from control_plane.contract.destination import (
     split_authority,
 )
 from control_plane.contract.grant import GrantScope
+from control_plane.contract.placement import Placement, placement_to_json
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.core.records import ClientKind, Credential, Grant, Session, Use
 from control_plane.core.scopes import InvalidScopeError, covers, narrowed, read_scope
@@ -61,6 +71,12 @@ class Question:
     """Of a session that is not named."""
     session: SessionId | None
     scope: str
+    placement: Placement | None = None
+    """Where the placeholder stands. None: in the credential's first placement."""
+    websocket: bool = False
+    """It would open a WebSocket."""
+    other_key: bool = False
+    """It would carry a key of its own, which is no placeholder."""
 
 
 class Step(StrEnum):
@@ -74,6 +90,10 @@ class Step(StrEnum):
     DESTINATION = "destination"
     PATH = "path"
     METHOD = "method"
+    PLACEMENT = "placement"
+    WEBSOCKET = "websocket"
+    OTHER_KEY = "other_key"
+    LIMITS = "limits"
     ADDRESS = "address"
 
 
@@ -101,6 +121,10 @@ class Answer:
     credential: str | None
     """The name of the one whose secret would go along."""
     grants: Sequence[Grant]
+    placement: Placement | None
+    """Where its placeholder would stand."""
+    handling: Handling | None
+    """How it would be treated on its way and back. None where nothing admits it."""
 
 
 class AccessReview:
@@ -136,6 +160,8 @@ class AccessReview:
         """What the request would get. Raises `RefusedError` for a question that cannot be read."""
         if question.method == "CONNECT":
             raise invalid_field("method", "CONNECT opens a tunnel; ask about the request that goes through it")
+        if question.placement is not None and question.credential is None:
+            raise invalid_field("placement", "a request without a credential has no placeholder; name the credential")
         endpoint, raw_path = _place(question.url)
         async with self._store.read(TenantScope(tenant)) as records:
             await require_tenant(records, tenant)
@@ -154,6 +180,8 @@ class AccessReview:
             client=client,
             credential=granted.credential.name if granted else None,
             grants=granted.grants if granted else (),
+            placement=walk.placement,
+            handling=walk.handling,
         )
 
     async def _walked(
@@ -197,12 +225,36 @@ class AccessReview:
             handling = admit_bare(policy, endpoint, question.method, raw_path, now)
         else:
             handling = admit_swap(granted.credential.destinations, scopes, endpoint, question.method, raw_path, now)
+        walk.handling = handling
         walk.at(Step.PATH, raw_path)
         walk.at(Step.METHOD, question.method)
-        # (5) The address, as far as it is known before a name is resolved.
+        # (5) What else is in the request.
+        if granted is not None:
+            _admit_rest(granted.credential, question, handling, walk)
+        if question.other_key:
+            walk.at(Step.OTHER_KEY)
+            if handling.strict:
+                refuse_foreign_key()
+        # (6) What is left of limits. A proxy may hold some of what was given out, and would still let it go.
+        if granted is not None:
+            walk.at(Step.LIMITS)
+            walk.passed(await self._within_limits(records, caller, granted.credential, now))
+        # (7) The address, as far as it is known before a name is resolved.
         walk.at(Step.ADDRESS)
         _require_public(endpoint, allows_private=handling.allow_private)
         walk.passed("" if is_ip_literal(endpoint.host) else "looked at when the name is resolved")
+
+    async def _within_limits(self, records: Records, caller: Caller, credential: Credential, now: float) -> str:
+        """What there is left of each, in words. Raises `RefusedError`."""
+        said = []
+        for limit in await records.limits.of_tenant(caller.tenant):
+            if limit.applies_to(subject=caller.subject, credential=credential.id):
+                bound = limit.bound(caller.subject)
+                left = limit.amount - await records.limits.granted(limit, bucket=bound.bucket, now=now)
+                if left <= 0:
+                    refuse_used_up(bound, resets_in_seconds=limit.window(now)[1])
+                said.append(f"{left} of {limit.amount} {limit.measure.value} left in {limit.window_seconds} s")
+        return ", ".join(said) or "none"
 
     async def _client(self, records: Records, tenant: TenantId, named: ClientId | None) -> ClientId:
         runtimes = [client for client in await records.clients.list() if client.kind is ClientKind.RUNTIME]
@@ -235,6 +287,8 @@ class _Walk:
         self._reached: dict[Step, str] = {}
         self._at = Step.METHOD_ALLOWED
         self.granted: Granted | None = None
+        self.placement: Placement | None = None
+        self.handling: Handling | None = None
 
     def at(self, step: Step, detail: str = "") -> None:
         self._at = step
@@ -300,6 +354,23 @@ def _narrowed(scope: str, granted: Granted) -> Sequence[GrantScope]:
     if not covers(narrowing, grants=scopes, destinations=granted.credential.destinations):
         raise RefusedError(SCOPE_TOO_WIDE)
     return narrowed(scopes, narrowing)
+
+
+def _admit_rest(credential: Credential, question: Question, handling: Handling, walk: _Walk) -> None:
+    """In the order in which the proxy looks. Raises `RefusedError`."""
+    placement = question.placement or next(iter(credential.placements), None)
+    if placement is not None:
+        walk.at(Step.PLACEMENT, _in_words(placement))
+        admit_placement(credential.placements, placement)
+        walk.placement = placement
+    if question.websocket:
+        walk.at(Step.WEBSOCKET)
+        if not handling.websocket:
+            refuse_websocket()
+
+
+def _in_words(placement: Placement) -> str:
+    return " ".join(placement_to_json(placement).values())
 
 
 def _require_public(endpoint: Endpoint, *, allows_private: bool) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field, StringConstraints
@@ -16,18 +16,21 @@ from control_plane.api.messages import (
     ClientName,
     Method,
     ObjectId,
+    PlacementField,
     Printable,
     TenantName,
     _Incoming,
     _Outgoing,
 )
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
+from control_plane.contract.placement import placement_to_json
 from control_plane.core.moments import within_calendar
 from control_plane.core.names import PRINTABLE, TENANT_ID
 from control_plane.core.policy import Action, Principal
 from control_plane.core.scopes import MAX_SCOPE_CHARACTERS
 from control_plane.registry import Registry
 
+TRAITS: Final = ("allow_private", "ranges", "strict", "unsearchable", "websocket")
 SubjectQuery = Annotated[str | None, Query(pattern=PRINTABLE)]
 TenantQuery = Annotated[str | None, Query(pattern=TENANT_ID)]
 
@@ -100,6 +103,12 @@ class AccessCheckIn(_Incoming):
     roles: list[Printable] = Field(default_factory=list, max_length=MAX_ITEMS)
     session: ObjectId | None = None
     scope: Annotated[str, StringConstraints(max_length=MAX_SCOPE_CHARACTERS)] = ""
+    placement: PlacementField | None = None
+    """Where the placeholder stands. None: in the credential's first placement."""
+    websocket: bool = False
+    """It would open a WebSocket."""
+    other_key: bool = False
+    """It would carry a key that is no placeholder, in whatever field."""
 
 
 class StepOut(_Outgoing):
@@ -117,6 +126,10 @@ class AccessCheckOut(_Outgoing):
     client: str
     credential: str | None
     grants: list[str]
+    placement: dict[str, str] | None
+    """Where its placeholder would stand."""
+    traits: list[str]
+    """Of its destination: `allow_private`, `ranges`, `strict`, `unsearchable`, `websocket`."""
     steps: list[StepOut]
 
     @classmethod
@@ -130,6 +143,8 @@ class AccessCheckOut(_Outgoing):
             client=answer.client,
             credential=answer.credential,
             grants=[grant.id for grant in answer.grants],
+            placement=placement_to_json(answer.placement) if answer.placement is not None else None,
+            traits=[name for name in TRAITS if answer.handling is not None and getattr(answer.handling, name)],
             steps=[
                 StepOut(step=explained.step.value, outcome=explained.outcome.value, detail=explained.detail)
                 for explained in answer.steps
@@ -183,5 +198,8 @@ class AccessApi:
             roles=tuple(body.roles),
             session=SessionId(body.session) if body.session is not None else None,
             scope=body.scope,
+            placement=body.placement,
+            websocket=body.websocket,
+            other_key=body.other_key,
         )
         return AccessCheckOut.of(await self.review.check(tenant, question))

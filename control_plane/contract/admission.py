@@ -7,13 +7,15 @@ refused.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import NoReturn
 
 from control_plane.contract.address import is_public
 from control_plane.contract.destination import DEFAULT_PORTS, AllowRule, Destination, Endpoint, authority, is_ip_literal
 from control_plane.contract.grant import GrantScope
+from control_plane.contract.placement import Placement
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.wire import Policy
+from control_plane.contract.wire import BoundLimit, Measure, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,50 @@ def _admit(
     if not admitting or not any(scope.admits_method(method) for scope in in_path):
         _refuse(RefusalCode.METHOD_DENIED, "The credential or its grant does not cover this method.")
     return Handling.of(admitting)
+
+
+def admit_placement(placements: Sequence[Placement], placement: Placement) -> None:
+    """Whether a credential's placeholder may stand there. Raises `RefusedError`."""
+    if placement not in placements:
+        refuse_placement()
+
+
+def refuse_placement() -> NoReturn:
+    _refuse(
+        RefusalCode.PLACEMENT_DENIED,
+        "The placeholder stands where its credential does not go, or is encoded.",
+        "Send it once, as it is, in the placement that the exchange answer names.",
+    )
+
+
+def refuse_websocket() -> NoReturn:
+    """Of a destination that does not allow it (`Handling.websocket`)."""
+    _refuse(
+        RefusalCode.PROTOCOL_DENIED,
+        "The credential's destination allows no WebSocket: what its frames carry cannot be searched.",
+        "Have the operator allow it for this destination (coatcheck credential add … --websocket).",
+    )
+
+
+def refuse_foreign_key() -> NoReturn:
+    """Of a strict destination (`Handling.strict`)."""
+    _refuse(
+        RefusalCode.FOREIGN_CREDENTIAL,
+        "The request carries a key that is not a placeholder, and this destination takes none.",
+        "Send the placeholder of the credential for it, and no other key, in whatever field.",
+    )
+
+
+def refuse_used_up(limit: BoundLimit, *, resets_in_seconds: float) -> NoReturn:
+    """Of a limit of which nothing is left in this window."""
+    raise RefusedError(
+        Refusal(
+            RefusalCode.RATE_LIMITED if limit.measure is Measure.REQUESTS else RefusalCode.SPEND_LIMIT_EXCEEDED,
+            f"The limit of {limit.amount} {limit.measure.value} in {limit.window_seconds} s is used up.",
+            "Wait for the next window; an operator sees limits with: coatcheck limit list",
+            max(1, ceil(resets_in_seconds)),
+        )
+    )
 
 
 def _has_credential(policy: Policy, host: str) -> bool:

@@ -10,10 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from math import ceil
 from typing import Final, NoReturn, TypeVar
 
-from control_plane.contract.admission import Handling, admit_bare, admit_swap, admit_tunnel
+from control_plane.contract.admission import (
+    Handling,
+    admit_bare,
+    admit_swap,
+    admit_tunnel,
+    refuse_foreign_key,
+    refuse_placement,
+    refuse_used_up,
+    refuse_websocket,
+)
 from control_plane.contract.caller import Caller
 from control_plane.contract.destination import (
     DEFAULT_PORTS,
@@ -46,7 +54,6 @@ from control_plane.contract.wire import (
     Binding,
     BoundLimit,
     CallerFacts,
-    Measure,
     Policy,
     Refused,
     Route,
@@ -269,7 +276,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         # (5) The placeholders in its head. None: it goes bare, if its destination is allowed at all.
         marks = find_marks(head)
         if len(marks) > MAX_MARKS:
-            _refuse_placement()
+            refuse_placement()
         if not marks:
             handling = admit_bare(policy, endpoint, head.method, raw_path, now)
             if handling.strict:
@@ -306,11 +313,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         # One credential does not vouch for where another's secret goes, nor for what may come back of it.
         handling = Handling.of_all(handlings)
         if head.opens_websocket and not handling.websocket:
-            _refuse(
-                RefusalCode.PROTOCOL_DENIED,
-                "The credential's destination allows no WebSocket: what its frames carry cannot be searched.",
-                "Have the operator allow it for this destination (coatcheck credential add … --websocket).",
-            )
+            refuse_websocket()
         if handling.strict:
             _refuse_foreign_keys(head, origin_target, policy, endpoint)
 
@@ -423,7 +426,7 @@ def _authority(text: bytes, *, default_port: int | None) -> tuple[str, int]:
     if port == 0:
         _refuse(RefusalCode.MALFORMED_REQUEST, "A CONNECT target is host:port.")
     if has_marker(text):  # before the host is shown anywhere
-        _refuse_placement()
+        refuse_placement()
     return host, port
 
 
@@ -647,20 +650,12 @@ def _refuse_foreign_keys(head: RequestHead, target: bytes, policy: Policy, endpo
     headers = {placement.name.encode() for placement in placements if isinstance(placement, HeaderPlacement)}
     names = {name.replace(b"_", b"-") for name in _KEY_FIELDS | headers}
     if any(field.name.replace(b"_", b"-") in names and field.value and not field.marks for field in head.fields):
-        _refuse_foreign()
+        refuse_foreign_key()
     parameters = {placement.parameter for placement in placements if isinstance(placement, QueryPlacement)}
     query = target.partition(b"?")[2].decode("latin-1")
     given = [value for name, value in query_pairs(query) if name in parameters and value]
     if not all(has_marker(value.encode("latin-1")) for value in given):
-        _refuse_foreign()
-
-
-def _refuse_foreign() -> NoReturn:
-    _refuse(
-        RefusalCode.FOREIGN_CREDENTIAL,
-        "The request carries a key that is not a placeholder, and this destination takes none.",
-        "Send the placeholder of the credential for it, and no other key, in whatever field.",
-    )
+        refuse_foreign_key()
 
 
 # --- (6): with which secrets -----------------------------------------------------------------------------------------
@@ -675,13 +670,13 @@ def _genuine(mark: Mark, view: CacheView) -> GenuineToken:
             "Use the placeholder exactly as the exchange gave it: whole, unaltered and unencoded.",
         )
     if token.kind is not TokenKind.PLACEHOLDER or mark.slot is Slot.HIDDEN:
-        _refuse_placement()
+        refuse_placement()
     return token
 
 
 def _refuse_mark(mark: Mark, view: CacheView) -> NoReturn:
     _genuine(mark, view)
-    _refuse_placement()
+    refuse_placement()
 
 
 def _resolve(token: GenuineToken, caller: Caller, endpoint: Endpoint, view: CacheView) -> Resolved | Refused:
@@ -753,13 +748,7 @@ def _check_quota(limit: BoundLimit, view: CacheView) -> None:
                 retry_after_seconds=1,
             )
         case Standing.USED_UP:
-            is_rate = limit.measure is Measure.REQUESTS
-            _refuse(
-                RefusalCode.RATE_LIMITED if is_rate else RefusalCode.SPEND_LIMIT_EXCEEDED,
-                f"The limit of {limit.amount} {limit.measure.value} in {limit.window_seconds} s is used up.",
-                "Wait for the next window; an operator sees limits with: coatcheck limit list",
-                retry_after_seconds=max(1, ceil(view.quota_resets_in_seconds(limit))),
-            )
+            refuse_used_up(limit, resets_in_seconds=view.quota_resets_in_seconds(limit))
 
 
 def _first_end(until: float, scopes: Iterable[GrantScope]) -> float:
@@ -770,7 +759,7 @@ def _first_end(until: float, scopes: Iterable[GrantScope]) -> float:
 def _swap(found: FoundMark, token: GenuineToken, resolved: Resolved) -> Swap:
     placement = placement_of(found, token, resolved.binding.placements)
     if placement is None:
-        _refuse_placement()
+        refuse_placement()
     return Swap(placement, found[1], resolved.secret, token.text, known_characters(token, resolved.secret))
 
 
@@ -827,11 +816,3 @@ def _pass_on(refused: Refused) -> NoReturn:
     """A "no" of the store, in the store's words."""
     retry = 1 if refused.code in (RefusalCode.CREDENTIAL_UNAVAILABLE, RefusalCode.STORE_UNAVAILABLE) else None
     _refuse(refused.code, refused.detail, refused.hint, true_code=refused.true_code, retry_after_seconds=retry)
-
-
-def _refuse_placement() -> NoReturn:
-    _refuse(
-        RefusalCode.PLACEMENT_DENIED,
-        "The placeholder stands where its credential does not go, or is encoded.",
-        "Send it once, as it is, in the placement that the exchange answer names.",
-    )

@@ -12,6 +12,10 @@ def test_access_is_listed_and_a_request_is_tried_without_being_made(machine: Mac
     allowed = machine.typed("access", "check", "GET", f"{machine.upstream.url}/v1", "--credential", "weather")
     refused = machine.typed("access", "check", "get", "https://nobody.example/", status=1)
     unknown = machine.typed("access", "check", "GET", "nobody.example", status=1)
+    asked = ("access", "check", "GET", f"{machine.upstream.url}/v1", "--credential", "weather")
+    elsewhere = machine.typed(*asked, "--header", "X-Other: {secret}", status=1)
+    websocket = machine.typed(*asked, "--websocket", status=1)
+    twice = machine.typed(*asked, "--header", "X-Other: {secret}", "--query", "key", status=2)
 
     assert "weather" in [each["credential"] for each in listed]
     assert "weather" in table.out
@@ -19,6 +23,9 @@ def test_access_is_listed_and_a_request_is_tried_without_being_made(machine: Mac
     assert "destination_denied" in refused.out
     assert "coatcheck allow add nobody.example" in refused.out
     assert "url" in unknown.err
+    assert "placement_denied" in elsewhere.out
+    assert "protocol_denied" in websocket.out
+    assert "one place" in twice.err
     assert len(machine.upstream.requests) == before
 
 

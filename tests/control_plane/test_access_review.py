@@ -1,5 +1,7 @@
 """Who can use what, and what one request would get: the same as resolve and the proxy say, whatever is asked."""
 
+import base64
+from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ from control_plane.contract.secret import Secret
 from control_plane.contract.wire import RESOLVE_ANSWER, CallerFacts, Policy, Refused, ResolvedPlaceholder
 from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Tunnel, decide, decide_connect
 from egress_proxy.core.http1 import parse_request_head
+from egress_proxy.core.quota import Standing
 from egress_proxy.core.view import KnownCaller, Resolved
 from tests.control_plane.serving import PROXY, ControlPlane, control_plane_in
 from tests.control_plane.workspace import JWT, Json, Workspace, sha256
@@ -46,6 +49,15 @@ def world(plane: ControlPlane) -> "Compared":
     workspace.grant("strict")
     workspace.add_credential("internal", destinations=[{"url": "https://10.0.0.7"}])
     workspace.grant("internal")
+    workspace.add_credential(
+        "placed",
+        destinations=[
+            {"url": "https://placed.example/strict", "strict": True, "methods": ["GET"]},
+            {"url": "https://placed.example/talks", "websocket": True, "ranges": True},
+        ],
+        placements=PLACED,
+    )
+    workspace.grant("placed")
     workspace.add_credential("ungranted", destinations=[{"url": "https://open.example"}])
     for rule in (
         {"host": "open.example", "methods": ["GET"]},
@@ -54,6 +66,33 @@ def world(plane: ControlPlane) -> "Compared":
     ):
         plane.made("POST", workspace.path("allow-rules"), rule)
     return Compared(workspace)
+
+
+BEARER: Json = {"kind": "header", "name": "authorization", "format": "Bearer {secret}"}
+PLACED: list[Json] = [
+    {"kind": "header", "name": "x-api-key", "format": "{secret}"},
+    {"kind": "basic", "username": "service"},
+    {"kind": "query", "parameter": "key"},
+]
+OPENS_WEBSOCKET = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+def stands_in(placement: Json, token: str, url: str) -> tuple[list[str], str]:
+    """Header lines and URL of a request with the placeholder there."""
+    match placement:
+        case {"kind": "header", "name": name, "format": value}:
+            return [f"{name}: {value.replace('{secret}', token)}"], url
+        case {"kind": "basic", "username": username}:
+            return [f"Authorization: Basic {base64.b64encode(f'{username}:{token}'.encode()).decode()}"], url
+        case {"kind": "query", "parameter": parameter}:
+            return [], f"{url}?{parameter}={token}"
+        case other:
+            raise AssertionError(other)
 
 
 class Compared:
@@ -73,22 +112,38 @@ class Compared:
         self.tag_keys = tuple(bytes.fromhex(key) for key in keys)
         self.issued: dict[tuple[str, str], Json] = {}
 
-    def dry(self, method: str, url: str, credential: str | None, scope: str) -> Json:
+    def dry(self, method: str, url: str, credential: str | None, scope: str, **more: Any) -> Json:
         body = {"tenant": self.workspace.tenant, "subject": "alice", "method": method, "url": url}
         body |= {"session": self.session["session_id"]} | ({"credential": credential} if credential else {})
-        body |= {"scope": scope} if credential else {}
+        body |= ({"scope": scope} if credential else {}) | more
         return self.workspace.control_plane.made("POST", "/v1/access/check", body)
 
-    def real(self, method: str, url: str, credential: str | None, scope: str) -> str | None:
+    def real(
+        self,
+        method: str,
+        url: str,
+        credential: str | None,
+        scope: str,
+        *,
+        placement: Json = BEARER,
+        websocket: bool = False,
+        other_key: bool = False,
+        used_up: Json | None = None,
+    ) -> str | None:
         """The code of the refusal, None where the request would go."""
-        headers = []
+        headers = list(OPENS_WEBSOCKET) if websocket else []
+        if other_key:
+            headers.append("Private-Token: a-key-of-its-own")
         view = World(tag_keys=self.tag_keys)
+        if used_up is not None:
+            view.quotas[used_up["id"]] = Standing.USED_UP
         now = self.workspace.control_plane.clock()
         if credential is not None:
             issued = self.exchanged(credential, scope)
             if "error" in issued:
                 return str(issued["code"])
-            headers.append(f"Authorization: Bearer {issued['access_token']}")
+            placed, url = stands_in(placement, issued["access_token"], url)
+            headers += placed
         proof = parse(self.way_out["proxy_credential"], self.tag_keys)
         view.callers[proof.fingerprint] = KnownCaller(CallerFacts(self.caller, now + 60), now)
         policy = self.answer({"kind": "policy", "caller": self.wire_caller()})
@@ -200,6 +255,77 @@ def test_a_dry_run_says_what_resolve_and_the_proxy_would(
         assert set(outcomes[outcomes.index("refused") + 1 :]) <= {"not_reached"}
 
 
+@pytest.mark.guards("control_plane/contract/admission.py", "    if placement not in placements:", "    if False:")
+@pytest.mark.guards("control_plane/access_review.py", "        if not handling.websocket:", "        if False:")
+@pytest.mark.guards("control_plane/access_review.py", "            if handling.strict:", "            if False:")
+@pytest.mark.parametrize("path", ["/strict", "/talks", "/strict/x"])
+def test_where_the_placeholder_stands_and_what_else_is_in_the_request_is_judged_as_the_proxy_does(
+    world: Compared, path: str
+) -> None:
+    url, compared = f"https://placed.example{path}", []
+
+    for placement, websocket, other_key in product([*PLACED, BEARER], (False, True), (False, True)):
+        question = {"placement": placement, "websocket": websocket, "other_key": other_key}
+        dry = world.dry("GET", url, "placed", "", **question)
+        compared.append((question, dry["code"], world.real("GET", url, "placed", "", **question)))
+
+    assert [each for each in compared if each[1] != each[2]] == []
+    assert {code for _, code, _ in compared} >= {None, "placement_denied"}
+    assert ("foreign_credential" if "strict" in path else None) in {code for _, code, _ in compared}
+    assert ("protocol_denied" in {code for _, code, _ in compared}) == ("strict" in path)
+
+
+@pytest.mark.parametrize("other_key", [False, True])
+def test_a_request_without_a_credential_carries_no_key_of_its_own_to_a_strict_place(
+    world: Compared, other_key: bool
+) -> None:
+    url = "https://placed.example/strict"
+
+    dry = world.dry("GET", url, None, "", other_key=other_key)
+
+    assert dry["code"] == world.real("GET", url, None, "", other_key=other_key)
+    assert dry["code"] == ("foreign_credential" if other_key else None)
+
+
+def test_without_a_place_it_is_the_credentials_first_and_what_its_destination_allows_is_said(world: Compared) -> None:
+    strict = world.dry("GET", "https://placed.example/strict", "placed", "")
+    talks = world.dry("POST", "https://placed.example/talks", "placed", "")
+    bare = world.dry("GET", "https://api.example.com/v1", None, "")
+
+    assert (strict["placement"], strict["traits"]) == (PLACED[0], ["strict"])
+    assert (talks["placement"], talks["traits"]) == (PLACED[0], ["ranges", "websocket"])
+    assert (bare["placement"], bare["traits"]) == (None, [])
+
+
+@pytest.mark.guards("control_plane/access_review.py", "                if left <= 0:", "                if False:")
+@pytest.mark.parametrize(("measure", "code"), [("requests", "rate_limited"), ("tokens", "spend_limit_exceeded")])
+def test_a_limit_that_is_used_up_now_refuses_as_the_proxy_does(world: Compared, measure: str, code: str) -> None:
+    workspace, url = world.workspace, "https://api.example.com/v1"
+    body = {"measure": measure, "amount": 5, "window_seconds": 86_400, "credential": "example", "each_subject": True}
+    limit = workspace.control_plane.made("POST", workspace.path("limits"), body)
+
+    def take(amount: int) -> None:
+        bucket = sha256("alice")[:32]
+        entry = {"limit_id": limit["id"], "bucket": bucket, "used": 0, "wanted": amount}
+        response = workspace.control_plane.http.post("/internal/quota", json={"entries": [entry]}, auth=PROXY)
+        assert response.status_code == 200, response.text
+
+    try:
+        before = world.dry("GET", url, "example", "")
+        for _ in range(5):
+            take(1)
+        after, others = world.dry("GET", url, "example", ""), world.dry("GET", url, None, "")
+        real = world.real("GET", url, "example", "", used_up=limit)
+    finally:
+        workspace.control_plane.made("DELETE", workspace.path(f"limits/{limit['id']}"))
+
+    (said,) = [step["detail"] for step in before["steps"] if step["step"] == "limits"]
+    assert (before["code"], said) == (None, f"5 of 5 {measure} left in 86400 s")
+    assert (after["code"], refused_at(after)) == (code, "limits")
+    assert after["code"] == real
+    assert others["code"] is None
+
+
 def refused_at(answer: Json) -> str | None:
     return next((step["step"] for step in answer["steps"] if step["outcome"] == "refused"), None)
 
@@ -256,6 +382,8 @@ def test_a_session_of_somebody_else_is_none(world: Compared) -> None:
         ("client", "test-proxy"),
         ("client", "nobody"),
         ("scope", "everything"),
+        ("placement", {"kind": "cookie"}),
+        ("websocket", "yes"),
     ],
 )
 def test_a_question_that_cannot_be_read_names_its_field(world: Compared, field: str, value: str) -> None:

@@ -569,7 +569,7 @@ def _percent(text: str) -> str:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.guards(
     DECISION,
-    "    if placement is None:\n        _refuse_placement()",
+    "    if placement is None:\n        refuse_placement()",
     "    if placement is None:\n        placement = BEARER",
 )
 def test_a_placeholder_outside_its_placement_is_refused(world: World, place: str) -> None:
