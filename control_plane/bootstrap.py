@@ -329,6 +329,7 @@ async def _assembled(
             chains_truncated=lambda: chaining.truncations,
             trail_failures=lambda: trail.failures,
             trail_owed=lambda: trail.unrecorded,
+            keks=lambda: custody.kek_ids,
         ),
         clock=clock,
         version=version("coatcheck"),

@@ -1,13 +1,14 @@
 """Counts and levels, for `/metrics` (Prometheus' text format).
 
 Rule: requests add to plain numbers; Prometheus' own objects are made when somebody scrapes. No label holds anything
-that a tenant, a client or a request chose: routes are those of the API, codes and outcomes come from closed lists.
+that a tenant, a client or a request chose: routes are those of the API, codes and outcomes come from closed lists,
+key-encryption keys are the few that the settings name, by fingerprint.
 What the database says is asked once a scrape, and a database that is away is a level, not an error.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -16,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.contract.wire import QuotaAnswer, QuotaRequest
-from control_plane.ports import Clock, CrossTenantReason, Figures, PlatformScope, Store
+from control_plane.ports import AGES, Clock, CrossTenantReason, Figures, PlatformScope, Store
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX: Final = "coatcheck_control_plane_"
@@ -85,6 +86,8 @@ class Gauges:
     chains_truncated: Callable[[], int]
     trail_failures: Callable[[], int]
     trail_owed: Callable[[], int]
+    keks: Callable[[], Sequence[str]]
+    """Ids of the ring, the one that seals first."""
 
 
 class Metrics:
@@ -169,9 +172,27 @@ class _Collector:
             ("tenants", "Tenants", figures.tenants),
             ("credentials", "Credentials", figures.credentials),
             ("credentials_due", "Credentials whose scheduled rotation is due", figures.credentials_due),
+            ("credentials_reminded", "Credentials past the reminder of their schedule", figures.credentials_reminded),
+            ("credential_oldest_seconds", "How old the oldest version in use is", figures.oldest_seconds),
             ("alarm_deliveries_open", "Alarms that hooks have not been told yet", figures.deliveries_open),
         ):
             yield _level(name, help_text, level)
+        ages = zip((*map(str, AGES), "+Inf"), map(float, (*figures.ages, figures.in_use)), strict=True)
+        age = HistogramMetricFamily(f"{PREFIX}credential_age_seconds", "How old the versions in use are")
+        age.add_metric([], list(ages), figures.ages_seconds)
+        yield age
+        yield self._envelopes(figures.envelopes)
+
+    def _envelopes(self, envelopes: Mapping[str, int]) -> Metric:
+        """Also of keys under which there is nothing any more: one that may be retired is a zero, not a gap."""
+        ring = self._gauges.keks()
+        family = GaugeMetricFamily(
+            f"{PREFIX}envelopes", "Envelopes under each key-encryption key", labels=["kek", "state"]
+        )
+        for kek in dict.fromkeys((*ring, *sorted(envelopes))):
+            state = "missing" if kek not in ring else "seals" if kek == ring[0] else "opens"
+            family.add_metric([kek, state], envelopes.get(kek, 0))
+        return family
 
 
 def _cumulated(counts: list[int]) -> list[tuple[str, float]]:

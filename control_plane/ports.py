@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.secret import Secret
@@ -594,6 +594,10 @@ class HotReads(Protocol):
         ...
 
 
+AGES: Final = tuple(days * 86_400.0 for days in (1, 7, 30, 90, 180, 365))
+"""Seconds: the ages that `Figures` counts by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """How things stand, for whoever watches over them."""
@@ -604,6 +608,17 @@ class Figures:
     tenants: int
     credentials: int
     credentials_due: int
+    credentials_reminded: int
+    """Past the age of which their schedule reminds; those that are due are among them."""
+    ages: Sequence[int]
+    """For each of `AGES`, how many credentials are in use with a version that is that old or younger."""
+    in_use: int
+    """Credentials with a version in use."""
+    ages_seconds: float
+    """Of all those versions together."""
+    oldest_seconds: float
+    envelopes: Mapping[str, int]
+    """By the id of the key-encryption key that they are under."""
     deliveries_open: int
 
 

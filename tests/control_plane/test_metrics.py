@@ -1,10 +1,12 @@
 """`/metrics`: what whoever watches over the control plane wants to know, and nobody's name in it."""
 
 import asyncio
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from control_plane.bootstrap import running
 from tests.control_plane.conftest import OwnControlPlane
-from tests.control_plane.serving import PROXY, settings_in
+from tests.control_plane.databases import new_database
+from tests.control_plane.serving import PROXY, private_file, settings_in
 from tests.control_plane.workspace import HOST, SECRET, Json, Workspace
 
 PREFIX = "coatcheck_control_plane_"
@@ -81,6 +84,79 @@ def test_it_is_said_how_things_stand(granted: Workspace) -> None:
     assert found[f"{PREFIX}audit_failures_total"] == 0
     assert "process_resident_memory_bytes" in found
     assert wait_for(lambda: metric(granted, "audit_unchained_events") == 0)
+
+
+def test_it_is_said_how_old_the_versions_in_use_are_and_which_are_past_their_reminder(
+    own_control_plane: OwnControlPlane,
+) -> None:
+    plane, day = own_control_plane(), 86_400
+    workspace = Workspace(plane, "acme")
+    nobody = samples(page(workspace))
+    for name in ("old", "replaced", "scheduled"):
+        workspace.add_credential(name)
+    schedule = {"every_seconds": 60 * day, "remind_seconds": 20 * day}
+    plane.made("PUT", workspace.path("credentials/scheduled/rotation/schedule"), schedule)
+    plane.clock.advance(45 * day)
+    workspace.rotate("a-new-key-0123456789", name="replaced")
+
+    found = samples(page(workspace))
+    plane.clock.advance(20 * day)
+    later = samples(page(workspace))
+
+    def within(days: int) -> float:
+        return found[f"{PREFIX}credential_age_seconds_bucket[('le', '{days * day:.1f}')]"]
+
+    assert (nobody[f"{PREFIX}credential_oldest_seconds"], nobody[f"{PREFIX}credential_age_seconds_count"]) == (0, 0)
+    assert [within(days) for days in (1, 7, 30, 90, 180, 365)] == [1, 1, 1, 3, 3, 3]
+    assert found[f"{PREFIX}credential_age_seconds_count"] == 3
+    assert 90 * day <= found[f"{PREFIX}credential_age_seconds_sum"] < 90 * day + 600
+    assert 45 * day <= found[f"{PREFIX}credential_oldest_seconds"] < 45 * day + 600
+    assert [found[f"{PREFIX}credentials_{name}"] for name in ("reminded", "due")] == [1, 0]
+    assert [later[f"{PREFIX}credentials_{name}"] for name in ("reminded", "due")] == [1, 1]
+
+
+def test_envelopes_are_counted_under_each_key_encryption_key_also_where_there_are_none(
+    own_control_plane: OwnControlPlane, tmp_path: Path
+) -> None:
+    older = private_file(tmp_path / "older.hex", os.urandom(32).hex())
+    settings = settings_in(tmp_path)
+    plane = own_control_plane(kek_files=(*settings.kek_files, older))
+    workspace = Workspace(plane, "acme")
+    keks = plane.made("GET", "/v1/keks")["items"]
+    newest, oldest = keks[0]["kek_id"], keks[1]["kek_id"]
+    before = samples(page(workspace))[f"{PREFIX}envelopes[('kek', '{newest}'), ('state', 'seals')]"]
+
+    workspace.add_credential()
+    after = samples(page(workspace))
+
+    assert after[f"{PREFIX}envelopes[('kek', '{newest}'), ('state', 'seals')]"] == before + 1
+    assert after[f"{PREFIX}envelopes[('kek', '{oldest}'), ('state', 'opens')]"] == 0
+
+
+def test_envelopes_under_a_key_that_is_in_no_setting_any_more_are_seen(
+    own_control_plane: OwnControlPlane, tmp_path: Path
+) -> None:
+    plane = own_control_plane()
+    workspace = Workspace(plane, "acme")
+    workspace.add_credential()
+
+    plane.edit("UPDATE credential_versions SET kek_id = 'f00d'")
+
+    assert samples(page(workspace))[f"{PREFIX}envelopes[('kek', 'f00d'), ('state', 'missing')]"] == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def test_both_databases_say_how_things_stand(
+    kind: str, request: pytest.FixtureRequest, own_control_plane: OwnControlPlane, tmp_path: Path
+) -> None:
+    url = asyncio.run(new_database(kind, request, tmp_path))
+    workspace = Workspace(own_control_plane(database_url=url), "acme")
+    workspace.add_credential()
+
+    found = samples(page(workspace))
+
+    assert found[f"{PREFIX}credential_age_seconds_count"] == 1
+    assert sum(value for name, value in found.items() if name.startswith(f"{PREFIX}envelopes[")) >= 1
 
 
 def test_event_streams_are_counted_while_they_are_open(own_control_plane: OwnControlPlane) -> None:
