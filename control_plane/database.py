@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from control_plane.adapters.sql.engine import Database, open_database
+from control_plane.adapters.sql.engine import Database, open_database, open_fitting
 from control_plane.adapters.sql.migrate import migrate, require_migrated
 from control_plane.adapters.sql.privileges import UnboundLoginError, require_bound
 from control_plane.clients_file import read_secret_file
@@ -39,7 +39,7 @@ class DatabaseSettings(Protocol):
 @asynccontextmanager
 async def opened(settings: DatabaseSettings) -> AsyncIterator[Database]:
     """Raises `UnboundLoginError`, `NotMigratedError`, `ClientsFileError`, `UnsupportedDatabaseError`."""
-    database = open_database(_url(settings.database_url, settings.database_url_file))
+    database = await open_fitting(_url(settings.database_url, settings.database_url_file))
     try:
         await _prepare(settings, database)
         yield database

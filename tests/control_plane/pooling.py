@@ -1,6 +1,6 @@
 """Two tenants at work on one database, as roughly as clients are: for tests of what a connection pool keeps.
 
-    python -m tests.control_plane.pooling URL SECONDS        one process of several; prints what it saw as JSON
+    python -m tests.control_plane.pooling URL SECONDS TASKS      one process of several; prints what it saw as JSON
 
 Rule: it counts what it saw of the other tenant. Any is one too many.
 """
@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.adapters.memory.wake import LocalWake
-from control_plane.adapters.sql.engine import Database, open_database
+from control_plane.adapters.sql.engine import Database, open_fitting
 from control_plane.adapters.sql.repositories import Transaction
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import SessionId, SubjectId, TenantId
@@ -29,7 +29,6 @@ from control_plane.ports import CrossTenantReason, PlatformScope, TenantScope
 from tests.control_plane.test_store import session
 
 TENANTS = (TenantId("acme"), TenantId("evil"))
-TASKS_PER_TENANT = 25
 
 
 @dataclass
@@ -54,8 +53,8 @@ class OnPurposeError(Exception):
     """What a handler may raise in the middle of its transaction."""
 
 
-async def work(database: Database, seconds: float) -> Seen:
-    """Both tenants, many tasks each, until the time is over."""
+async def work(database: Database, seconds: float, *, tasks_per_tenant: int = 8) -> Seen:
+    """Both tenants, several tasks each, until the time is over."""
     seen, store, ends = Seen(), SqlStore(database, LocalWake()), time.monotonic() + seconds
     dice = random.Random(7)
 
@@ -82,7 +81,7 @@ async def work(database: Database, seconds: float) -> Seen:
 
     async with asyncio.TaskGroup() as tasks:
         for tenant in TENANTS:
-            for _ in range(TASKS_PER_TENANT):
+            for _ in range(tasks_per_tenant):
                 tasks.create_task(of(tenant))
         tasks.create_task(of_nobody())
     return seen
@@ -124,11 +123,11 @@ def _new(tenant: TenantId) -> Session:
     return session(tenant, id=SessionId(f"ses_{secrets.token_hex(16)}"), subject=SubjectId("alice"))
 
 
-async def main(url: str, seconds: float) -> None:
-    database = open_database(url)
-    print((await work(database, seconds)).to_json())
+async def main(url: str, seconds: float, tasks_per_tenant: int) -> None:
+    database = await open_fitting(url)
+    print((await work(database, seconds, tasks_per_tenant=tasks_per_tenant)).to_json())
     await database.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))

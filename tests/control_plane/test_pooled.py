@@ -18,7 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from control_plane.adapters.memory.wake import LocalWake
-from control_plane.adapters.sql.engine import Database, open_database
+from control_plane.adapters.sql.engine import Database, open_database, open_fitting
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.core.records import Tenant
@@ -104,9 +104,9 @@ def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes]) -> None:
         assert time.monotonic() < deadline, "PgBouncer did not start"
 
 
-def in_two_processes(url: str, seconds: float) -> list[dict[str, Any]]:
+def in_two_processes(url: str, seconds: float, *, tasks_per_tenant: int = 8) -> list[dict[str, Any]]:
     """A driver's names of statements are counted in its process: one alone never meets another's."""
-    command = [sys.executable, "-m", "tests.control_plane.pooling", url, str(seconds)]
+    command = [sys.executable, "-m", "tests.control_plane.pooling", url, str(seconds), str(tasks_per_tenant)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
     return [json.loads(process.communicate(timeout=seconds + 60)[0]) for process in running]
 
@@ -124,11 +124,20 @@ async def test_behind_pgbouncer_no_row_of_the_other_tenant_and_no_lost_statement
             check(seen)
 
 
+@pytest.mark.needs("pgbouncer")
+async def test_a_pooler_is_noticed_and_a_server_is_not_taken_for_one(logins: Logins) -> None:
+    with pgbouncer(logins) as urls:
+        for url, is_pooled in ((urls["app"], True), (logins.app, False)):
+            database = await open_fitting(url)
+            assert database.is_pooled == is_pooled
+            await database.close()
+
+
 @pytest.mark.long
 @pytest.mark.needs("pgbouncer")
 async def test_behind_pgbouncer_for_longer(logins: Logins) -> None:
     with pgbouncer(logins) as urls:
-        for seen in in_two_processes(urls["app"], 30):
+        for seen in in_two_processes(urls["app"], 30, tasks_per_tenant=25):
             check(seen)
 
 

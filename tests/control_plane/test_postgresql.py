@@ -1,6 +1,15 @@
 """The whole flow on PostgreSQL: the same control plane, another database URL."""
 
+from sqlalchemy import text
+
+from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql.engine import open_database
+from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.store import SqlStore
+from control_plane.contract.refusal import RefusalCode, RefusedError
+from control_plane.ports import CrossTenantReason, PlatformScope
 from tests.control_plane.conftest import OwnControlPlane
+from tests.control_plane.postgresql import database_with_two_logins
 from tests.control_plane.serving import PROXY
 from tests.control_plane.workspace import SECRET, Workspace
 
@@ -55,3 +64,29 @@ def test_odd_texts_are_refused_or_stored_and_never_break_it(own_control_plane: O
     ]
 
     assert [answer.status_code for answer in answers] == [422, 422, 422, 400, 200, 204, 201]
+
+
+async def test_a_replica_serves_on_while_another_one_changes_a_table(server: str) -> None:
+    logins = await database_with_two_logins(server)
+    owner, app = open_database(logins.owner), open_database(logins.app)
+    await migrate(owner.engine)
+    store = SqlStore(app, LocalWake())
+    scope = PlatformScope(CrossTenantReason.ADMINISTER)
+
+    async def look() -> RefusalCode | None:
+        try:
+            async with store.read(scope) as records:
+                await records.tenants.list()
+        except RefusedError as refused:
+            return refused.refusal.code
+        return None
+
+    before = await look()
+    async with owner.engine.begin() as connection:
+        await connection.execute(text("ALTER TABLE tenants ALTER COLUMN created_at TYPE real"))
+    during, after = await look(), await look()
+
+    assert (before, after) == (None, None)
+    assert during in (None, RefusalCode.STORE_UNAVAILABLE)
+    await owner.close()
+    await app.close()

@@ -14,7 +14,13 @@ import pytest
 from sqlalchemy import text
 
 from control_plane.adapters.memory.wake import LocalWake
-from control_plane.adapters.sql.engine import WRITER_WAITS_SECONDS, Database, UnsupportedDatabaseError, open_database
+from control_plane.adapters.sql.engine import (
+    COMMITS_IN_THE_LOG,
+    WRITER_WAITS_SECONDS,
+    Database,
+    UnsupportedDatabaseError,
+    open_database,
+)
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.repositories import ScopeError
 from control_plane.adapters.sql.store import SqlStore
@@ -295,6 +301,11 @@ async def test_a_callers_grants_are_found_by_subject_role_and_client(store: SqlS
     "control_plane/adapters/sql/repositories.py",
     "return tenant == self._scope.tenant if isinstance(self._scope, TenantScope) else true()",
     "return true()",
+)
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py",
+    'build(lambda tenant: tenant == bindparam("scope_tenant"))',
+    "build(lambda tenant: true())",
 )
 async def test_a_tenants_scope_sees_nothing_of_another(store: SqlStore) -> None:
     await fill(store, ACME)
@@ -745,3 +756,54 @@ async def test_writers_that_queue_for_a_locked_file_wait_once_not_one_after_anot
         await records.tenants.add(Tenant(ACME, 1.5))
     await database.close()
     assert max(took) < WRITER_WAITS_SECONDS + 2
+
+
+@pytest.mark.guards("control_plane/adapters/sql/store.py", "self._log.committed()", "pass")
+async def test_the_write_ahead_log_is_brought_home_while_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite"
+    database = open_database(f"sqlite+aiosqlite:///{file}")
+    await migrate(database.engine)
+    store = SqlStore(database, LocalWake())
+    before = file.stat().st_size
+
+    for number in range(COMMITS_IN_THE_LOG + 1):
+        async with store.write(PLATFORM) as records:
+            await records.audit.append([event(number, None, detail="x" * 200)])
+    assert database.log is not None
+    await database.log.close()
+
+    assert file.stat().st_size > before
+    await database.close()
+
+
+async def test_a_statement_that_takes_long_holds_up_nobody_and_is_waited_for_by_who_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    database = open_database(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite'}")
+    await migrate(database.engine)
+    store = SqlStore(database, LocalWake())
+    slow = text(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "
+        "DELETE FROM tenants WHERE created_at > (SELECT max(i) FROM n)"
+    )
+    ticks = 0
+
+    async def write() -> None:
+        async with store.write(PLATFORM) as records:
+            await records.tenants.add(Tenant(ACME, 1.5))
+            await records.tenants._tx.change_many(slow)
+
+    writing = asyncio.create_task(write())
+    while not writing.done() and ticks < 20:
+        await asyncio.sleep(0.001)
+        ticks += 1
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+
+    assert ticks == 20
+    async with store.read(PLATFORM) as records:
+        assert await records.tenants.list() == []
+    async with store.write(PLATFORM) as records:
+        await records.tenants.add(Tenant(ACME, 1.5))
+    await database.close()

@@ -1,15 +1,16 @@
 """The database's connections: SQLite in a file, or PostgreSQL.
 
-SQLite is read on the event loop itself and written through the driver's threads. A read finds its pages in memory and
-never waits for a writer (write-ahead log): some tens of microseconds, where going to a thread and back costs a hundred
-for each step of each statement. A write may wait for the disk. `bench/` measures resolve; it is why this is so.
+SQLite is spoken to on the event loop itself. A statement finds its pages in memory and appends to the write-ahead log:
+some tens of microseconds, where going to a thread and back costs a hundred for each step of each statement. What would
+keep the loop waiting is done elsewhere: the log is brought to the database's file by a thread, statements that touch
+many rows run in one, and who finds another process writing waits without holding anything up. `bench/` measures it.
 
 Rule: every transaction is a real one. SQLite begins explicitly (the driver's implicit transactions would let a read see
 two states), writers with BEGIN IMMEDIATE so that they queue instead of failing half-way; PostgreSQL reads at REPEATABLE
 READ, so that an answer and its outbox position are of one moment.
 """
 
-import math
+import asyncio
 import os
 import time
 import uuid
@@ -20,23 +21,27 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 WRITER: Final = "coatcheck_writer"
 """Execution option of a connection that is going to write."""
 
-WRITER_DEADLINE: Final = "coatcheck_writer_deadline"
-"""And until when (on the monotonic clock) it waits for others to finish writing."""
-
 WRITER_WAITS_SECONDS: Final = 10.0
-_WAITS: Final = "coatcheck_waits_seconds"
+LOOKS_AGAIN_SECONDS: Final = 0.01
+COMMITS_IN_THE_LOG: Final = 250
+_PAGES_IN_THE_LOG: Final = 20_000
+_USED_AT: Final = "coatcheck_used_at"
 _READER_WAITS_MILLISECONDS: Final = 250
 """Readers wait only while another process recovers or converts the file; the event loop waits with them."""
 
 
+IDLE_SECONDS: Final = 5.0
+"""A connection that was not used for so long is asked whether it is still there, before a transaction relies on it."""
+
 # Behind a transaction pooler (PgBouncer) the next transaction may run on another server connection, where a statement
 # that was prepared here does not exist, or is another client's of the same name: nothing is kept, names never meet.
+# Without one, statements are prepared once a connection: half the processor time.
 _FIT_FOR_A_POOLER: Final[dict[str, Any]] = {
     "statement_cache_size": 0,
     "prepared_statement_cache_size": 0,
@@ -57,14 +62,69 @@ class Database:
     engine: AsyncEngine
     reader: Engine | None
     """SQLite: what reads go through."""
+    writer: Engine | None = None
+    """SQLite: what transactions that write go through. The log is to be brought home after them (`Log`)."""
+    log: "Log | None" = None
+    is_pooled: bool = False
+    """PostgreSQL: there may be a transaction pooler between, so that nothing is prepared."""
 
     async def close(self) -> None:
+        if self.log is not None:
+            await self.log.close()
+        for direct in (self.reader, self.writer):
+            if direct is not None:
+                direct.dispose()
         await self.engine.dispose()
-        if self.reader is not None:
-            self.reader.dispose()
 
 
-def open_database(database_url: str) -> Database:
+class Log:
+    """Brings SQLite's write-ahead log into the database's file once in a while: in a thread, since the disk is slow."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._commits = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def committed(self) -> None:
+        """One more transaction is in the log."""
+        self._commits += 1
+        if self._commits >= COMMITS_IN_THE_LOG and (self._task is None or self._task.done()):
+            self._commits = 0
+            self._task = asyncio.create_task(self._bring_home(), name="sqlite log")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _bring_home(self) -> None:
+        try:
+            async with self._engine.connect() as connection:
+                await connection.exec_driver_sql("COMMIT")  # no transaction around it
+                await connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+                await connection.exec_driver_sql("BEGIN")
+        except DBAPIError:
+            return  # it stays in the log, which loses nothing; the next one brings it home
+
+
+async def open_fitting(database_url: str) -> Database:
+    """Opened as what is at the other end needs it: a server, or a pooler before one. Raises `UnsupportedDatabaseError`.
+
+    A pooler gives its clients a process number of its own making; a server gives the one that it also answers with.
+    """
+    database = open_database(database_url, pooled=True)
+    if database.reader is not None:
+        return database
+    async with database.engine.connect() as connection:
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        is_pooled = driver.get_server_pid() != await driver.fetchval("SELECT pg_backend_pid()")
+    if is_pooled:
+        return database
+    await database.close()
+    return open_database(database_url)
+
+
+def open_database(database_url: str, *, pooled: bool = False) -> Database:
     """Raises `UnsupportedDatabaseError`; connects only when used."""
     try:
         url = make_url(database_url)
@@ -81,26 +141,62 @@ def open_database(database_url: str) -> Database:
             engine = create_async_engine(
                 url,
                 hide_parameters=True,
-                pool_pre_ping=True,
                 pool_size=10,
                 pool_timeout=WRITER_WAITS_SECONDS,
-                connect_args=_FIT_FOR_A_POOLER | {"timeout": 10},
+                connect_args=(_FIT_FOR_A_POOLER if pooled else {}) | {"timeout": 10},
             )
-            return Database(engine, reader=None)
+            event.listen(engine.sync_engine, "checkout", _ask_whether_it_is_there)
+            event.listen(engine.sync_engine, "checkin", _note_when_it_was_used)
+            return Database(engine, reader=None, is_pooled=pooled)
         case other:
             raise UnsupportedDatabaseError(f"{other} is no database that we run on; the URL is {DATABASE_URLS}")
 
 
+def _ask_whether_it_is_there(connection: Any, record: Any, _proxy: Any) -> None:
+    """Not each time: a busy one has answered just now, and the question costs a round trip."""
+    if time.monotonic() - record.info.get(_USED_AT, time.monotonic()) <= IDLE_SECONDS:
+        return
+    try:
+        connection.ping()
+    except Exception as error:  # whatever it is, this one is no good; the pool makes another
+        raise DisconnectionError from error
+
+
+def _note_when_it_was_used(_connection: Any, record: Any) -> None:
+    record.info[_USED_AT] = time.monotonic()
+
+
 def _open_sqlite(url: URL) -> Database:
     engine = create_async_engine(url, hide_parameters=True, pool_size=4, max_overflow=0)
-    reader = create_engine(url.set(drivername="sqlite"), hide_parameters=True, pool_size=4, max_overflow=-1)
+    direct = url.set(drivername="sqlite")
+    reader = create_engine(direct, hide_parameters=True, pool_size=4, max_overflow=-1)
+    writer = create_engine(direct, hide_parameters=True, pool_size=1, max_overflow=0)
     for sync_engine, milliseconds in (
         (engine.sync_engine, int(WRITER_WAITS_SECONDS * 1000)),
         (reader, _READER_WAITS_MILLISECONDS),
+        (writer, 0),
     ):
         event.listen(sync_engine, "connect", _preparing(milliseconds))
-        event.listen(sync_engine, "begin", _begin_sqlite)
-    return Database(engine, reader)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    event.listen(reader, "begin", _begin_sqlite)
+    return Database(engine, reader, writer, Log(engine))
+
+
+async def begin_writing(connection: Connection, deadline: float) -> None:
+    """SQLite: the one writer at a time. Who finds another process at it looks again, and holds nobody up meanwhile.
+
+    Raises `OperationalError` where it is not done by the deadline (on the monotonic clock).
+    """
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except OperationalError:
+            connection.rollback()
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(LOOKS_AGAIN_SECONDS)
+        else:
+            return
 
 
 def _make_private_file(path: Path) -> None:
@@ -119,6 +215,8 @@ def _preparing(busy_milliseconds: int) -> Callable[[Any, Any], None]:
             "synchronous=NORMAL",
             "foreign_keys=ON",
             "secure_delete=ON",
+            # Who writes on the event loop leaves it to `Log`; this is for a log that nobody brings home.
+            f"wal_autocheckpoint={_PAGES_IN_THE_LOG}",
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
@@ -127,16 +225,5 @@ def _preparing(busy_milliseconds: int) -> Callable[[Any, Any], None]:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    options = connection.get_execution_options()
-    writes = options.get(WRITER, False)
-    if (deadline := options.get(WRITER_DEADLINE)) is not None:
-        _wait_until(connection, deadline)
+    writes = connection.get_execution_options().get(WRITER, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _wait_until(connection: Connection, deadline: float) -> None:
-    """Sets how long the database waits for another writer: for what is left of the time, in steps of a second."""
-    seconds = max(0, math.ceil(deadline - time.monotonic()))
-    if connection.info.get(_WAITS) != seconds:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout={seconds * 1000}")
-        connection.info[_WAITS] = seconds

@@ -4,9 +4,10 @@ Rule: every statement passes through the scope. `mine` adds the tenant to each c
 of another tenant before it is written; there is no statement on a tenant's table without one of the two.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
@@ -81,6 +82,9 @@ _OUTBOX_LOCK = 0x636F6174
 _POSTGRESQL_NOW = select(func.extract("epoch", func.clock_timestamp()).label("now"))
 _SQLITE_NOW = select(((func.julianday("now") - 2440587.5) * 86400.0).label("now"))  # days, from noon in 4714 BC
 
+FEW: Final = 20
+"""So many sets of parameters keep nobody waiting."""
+
 
 class ScopeError(Exception):
     """A row of another tenant was about to be written, or a reading transaction was about to write: a fault of ours."""
@@ -109,6 +113,34 @@ class OnTheLoop:
 
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
         return self._connection.execute(statement, parameters)
+
+    async def execute_elsewhere(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
+        """In a thread, for what takes long. Whoever is cancelled waits for its end: the connection is not shared."""
+        running = asyncio.ensure_future(asyncio.to_thread(self._connection.execute, statement, parameters))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+
+    @asynccontextmanager
+    async def begin_nested(self) -> AsyncIterator[None]:
+        with self._connection.begin_nested():
+            yield
+
+
+Mine = Callable[[ColumnElement[Any]], ColumnElement[bool]]
+
+
+class Scoped:
+    """A statement built once, for either kind of scope: building a large one costs more than running it.
+
+    `build` is given what `Transaction.mine` is; whatever else changes from one time to the next is a `bindparam`.
+    """
+
+    def __init__(self, build: Callable[[Mine], Select[Any]]) -> None:
+        self.of_tenant = build(lambda tenant: tenant == bindparam("scope_tenant"))
+        self.of_platform = build(lambda _tenant: true())
 
 
 class Transaction:
@@ -156,13 +188,20 @@ class Transaction:
         assert row is not None
         return float(row["now"])
 
-    async def rows(self, statement: Select[Any]) -> Sequence[Mapping[str, Any]]:
-        result = await self._connection.execute(statement)
+    async def rows(self, statement: Select[Any] | Scoped, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        result = await self._connection.execute(*self._in_scope(statement, parameters))
         return [dict(row) for row in result.mappings()]
 
-    async def row(self, statement: Select[Any]) -> Mapping[str, Any] | None:
-        row = (await self._connection.execute(statement)).mappings().first()
+    async def row(self, statement: Select[Any] | Scoped, **parameters: Any) -> Mapping[str, Any] | None:
+        row = (await self._connection.execute(*self._in_scope(statement, parameters))).mappings().first()
         return None if row is None else dict(row)
+
+    def _in_scope(self, statement: Select[Any] | Scoped, parameters: dict[str, Any]) -> tuple[Executable, Any]:
+        if not isinstance(statement, Scoped):
+            return statement, parameters
+        if isinstance(self._scope, TenantScope):
+            return statement.of_tenant, {**parameters, "scope_tenant": self._scope.tenant}
+        return statement.of_platform, parameters
 
     async def change(self, statement: Any, parameters: Any = None) -> int:
         """How many rows it touched. Raises `TakenError` for a name or id that is already there."""
@@ -179,17 +218,27 @@ class Transaction:
         result = await self._connection.execute(statement, list(parameters))
         return [dict(row) for row in result.mappings()]
 
+    async def change_many(self, statement: Any, parameters: Sequence[dict[str, Any]] | None = None) -> int:
+        """The same for a statement that may touch very many rows; with parameters, once for each set of them."""
+        self._require_writing()
+        if parameters is not None and not parameters:
+            return 0
+        if isinstance(self._connection, OnTheLoop):
+            return int((await self._connection.execute_elsewhere(statement, parameters)).rowcount)
+        return await self.change(statement, parameters)
+
     async def change_each(self, statement: Any, parameters: Sequence[dict[str, Any]]) -> None:
         """The statement once for each set of parameters. Without any it is not run at all."""
         self._require_writing()
-        if parameters:
+        if len(parameters) > FEW:
+            await self.change_many(statement, list(parameters))
+        elif parameters:
             await self._connection.execute(statement, list(parameters))
 
     @asynccontextmanager
     async def apart(self) -> AsyncIterator[None]:
         """What fails in here leaves the rest of the transaction as it is."""
         self._require_writing()
-        assert isinstance(self._connection, AsyncConnection)
         async with self._connection.begin_nested():
             yield
 
@@ -233,7 +282,14 @@ class SqlTenants:
 
     async def remove(self, tenant: TenantId) -> bool:
         where = (TENANTS.c.id == tenant, self._tx.mine(TENANTS.c.id))
-        return await self._tx.change(delete(TENANTS).where(*where)) > 0
+        return await self._tx.change_many(delete(TENANTS).where(*where)) > 0
+
+
+_CLIENT: Final = Scoped(
+    lambda mine: select(CLIENTS).where(
+        CLIENTS.c.id == bindparam("of_client"), or_(mine(CLIENTS.c.tenant), CLIENTS.c.tenant.is_(None))
+    )
+)
 
 
 class SqlClients:
@@ -255,7 +311,7 @@ class SqlClients:
         await self._tx.change(update(CLIENTS).where(*where).values(_client_columns(client)))
 
     async def get(self, client: ClientId) -> Client | None:
-        row = await self._tx.row(select(CLIENTS).where(CLIENTS.c.id == client, self._seen()))
+        row = await self._tx.row(_CLIENT, of_client=client)
         return to_record(Client, row) if row else None
 
     async def locked(self, client: ClientId) -> Client | None:
@@ -331,7 +387,7 @@ class SqlCredentials:
 
     async def remove(self, credential: CredentialId) -> None:
         where = (CREDENTIALS.c.id == credential, self._tx.mine(CREDENTIALS.c.tenant))
-        await self._tx.change(delete(CREDENTIALS).where(*where))
+        await self._tx.change_many(delete(CREDENTIALS).where(*where))
 
 
 class SqlVersions:
@@ -367,6 +423,15 @@ class SqlVersions:
         return await self._tx.change(statement) > 0
 
 
+_GRANTS_OF_CREDENTIAL: Final = Scoped(
+    lambda mine: (
+        select(GRANTS)
+        .where(GRANTS.c.credential_id == bindparam("of_credential"), mine(GRANTS.c.tenant))
+        .order_by(GRANTS.c.created_at, GRANTS.c.id)
+    )
+)
+
+
 class SqlGrants:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
@@ -383,7 +448,7 @@ class SqlGrants:
         return await self._many(true())
 
     async def of_credential(self, credential: CredentialId) -> Sequence[Grant]:
-        return await self._many(GRANTS.c.credential_id == credential)
+        return to_records(Grant, await self._tx.rows(_GRANTS_OF_CREDENTIAL, of_credential=credential))
 
     async def _many(self, condition: ColumnElement[bool]) -> Sequence[Grant]:
         statement = select(GRANTS).where(condition, self._tx.mine(GRANTS.c.tenant))
@@ -424,6 +489,11 @@ class SqlAllowRules:
         await self._tx.change_each(delete(RULES).where(*where), [{"of_session": session.id} for session in sessions])
 
 
+_SESSION: Final = Scoped(
+    lambda mine: select(SESSIONS).where(SESSIONS.c.id == bindparam("of_session"), mine(SESSIONS.c.tenant))
+)
+
+
 class SqlSessions:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
@@ -436,7 +506,7 @@ class SqlSessions:
         await self._tx.change(insert(SESSIONS), to_columns(session))
 
     async def get(self, session: SessionId) -> Session | None:
-        row = await self._tx.row(select(SESSIONS).where(*self._where(session)))
+        row = await self._tx.row(_SESSION, of_session=session)
         return to_record(Session, row) if row else None
 
     # Never the whole row: what another replica wrote since it was read, its end above all, would be undone.
@@ -477,12 +547,18 @@ class SqlSessions:
     async def purge(self, *, over_before: float, limit: int) -> int:
         over = or_(SESSIONS.c.ended_at < over_before, SESSIONS.c.not_after < over_before)
         some = select(SESSIONS.c.id).where(over, self._tx.mine(SESSIONS.c.tenant)).limit(limit)
-        return await self._tx.change(delete(SESSIONS).where(SESSIONS.c.id.in_(some)))
+        return await self._tx.change_many(delete(SESSIONS).where(SESSIONS.c.id.in_(some)))
 
 
 def _is_live(now: float) -> ColumnElement[bool]:
     """`Session.is_live`, in SQL."""
     return and_(SESSIONS.c.ended_at.is_(None), SESSIONS.c.not_after > now)
+
+
+_ADD_TOKEN: Final = insert(TOKENS)
+_TOKEN: Final = Scoped(
+    lambda mine: select(TOKENS).where(TOKENS.c.sha256 == bindparam("of_sha256"), mine(TOKENS.c.tenant))
+)
 
 
 class SqlTokens:
@@ -491,13 +567,14 @@ class SqlTokens:
 
     async def add(self, token: Token) -> None:
         self._tx.require_mine(token.tenant)
-        await self._tx.change(insert(TOKENS), to_columns(token))
+        await self._tx.change(_ADD_TOKEN, to_columns(token))
 
     async def get(self, token: PlaceholderId) -> Token | None:
         return await self._one(TOKENS.c.id == token)
 
     async def by_fingerprint(self, sha256: str) -> Token | None:
-        return await self._one(TOKENS.c.sha256 == sha256)
+        row = await self._tx.row(_TOKEN, of_sha256=sha256)
+        return to_record(Token, row) if row else None
 
     async def _one(self, condition: ColumnElement[bool]) -> Token | None:
         row = await self._tx.row(select(TOKENS).where(condition, self._tx.mine(TOKENS.c.tenant)))
@@ -530,7 +607,7 @@ class SqlTokens:
         await self._tx.change_each(statement, [{"of_sha256": token.sha256} for token in tokens])
 
     async def revoke_of_credential(self, credential: CredentialId, at: float) -> None:
-        await self._tx.change(self._revocation(TOKENS.c.credential_id == credential, at))
+        await self._tx.change_many(self._revocation(TOKENS.c.credential_id == credential, at))
 
     async def revoke_no_longer_granted(self, credential: CredentialId, at: float) -> None:
         # One statement, however many there are: none of them becomes an object on the event loop.
@@ -545,18 +622,18 @@ class SqlTokens:
                 or_(GRANTS.c.subject == TOKENS.c.subject, and_(GRANTS.c.role.is_not(None), of_a_role)),
             )
         )
-        await self._tx.change(self._revocation(and_(TOKENS.c.credential_id == credential, ~granted), at))
+        await self._tx.change_many(self._revocation(and_(TOKENS.c.credential_id == credential, ~granted), at))
 
     async def revoke_of_sessions(self, sessions: Sequence[Session], at: float) -> None:
         # With the tenant, since the index begins with it.
         of_session = and_(TOKENS.c.tenant == bindparam("of_tenant"), TOKENS.c.session == bindparam("of_session"))
-        await self._tx.change_each(
+        await self._tx.change_many(
             self._revocation(of_session, at),
             [{"of_tenant": session.tenant, "of_session": session.id} for session in sessions],
         )
 
     async def revoke_of_client(self, client: ClientId, at: float) -> None:
-        await self._tx.change(self._revocation(TOKENS.c.client == client, at))
+        await self._tx.change_many(self._revocation(TOKENS.c.client == client, at))
 
     def _revocation(self, condition: ColumnElement[bool], at: float) -> Any:
         where = (condition, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
@@ -577,7 +654,7 @@ class SqlTokens:
         session_lives = exists(select(SESSIONS.c.id).where(SESSIONS.c.id == TOKENS.c.session, _is_live(dead_before)))
         dead = and_(TOKENS.c.expires_at < dead_before, ~session_lives)
         some = select(TOKENS.c.sha256).where(dead, self._tx.mine(TOKENS.c.tenant)).limit(limit)
-        return await self._tx.change(delete(TOKENS).where(TOKENS.c.sha256.in_(some)))
+        return await self._tx.change_many(delete(TOKENS).where(TOKENS.c.sha256.in_(some)))
 
 
 class SqlOwnKeys:
@@ -599,6 +676,11 @@ class SqlOwnKeys:
         self._tx.require_mine(None)
         if keys:
             await self._tx.change(delete(KEYS).where(KEYS.c.id.in_([key.id for key in keys])))
+
+
+_POSITION: Final = select(
+    META.c.value, select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery().label("sequence")
+).where(META.c.name == "epoch")
 
 
 class SqlOutbox:
@@ -635,8 +717,7 @@ class SqlOutbox:
 
     async def position(self) -> Position:
         self._tx.require_mine(None)  # a tenant sees its own numbers alone, which are no position
-        newest = select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery()
-        row = await self._tx.row(select(META.c.value, newest.label("sequence")).where(META.c.name == "epoch"))
+        row = await self._tx.row(_POSITION)
         assert row is not None, "the migrations write the epoch"
         return Position(epoch=row["value"], sequence=row["sequence"])
 
@@ -646,7 +727,7 @@ class SqlOutbox:
         old = (OUTBOX.c.at < before, OUTBOX.c.sequence <= newest - keep)
         # The oldest first: what is left is without a hole.
         some = select(OUTBOX.c.sequence).where(*old).order_by(OUTBOX.c.sequence).limit(limit)
-        return await self._tx.change(delete(OUTBOX).where(OUTBOX.c.sequence.in_(some)))
+        return await self._tx.change_many(delete(OUTBOX).where(OUTBOX.c.sequence.in_(some)))
 
 
 AUDIT_UNAVAILABLE = Refusal(
@@ -746,7 +827,31 @@ _TOKEN_FACTS = (
     )
     .outerjoin(ROTATIONS, (ROTATIONS.c.credential_id == CREDENTIALS.c.id) & is_running())
 )
-"""Built once: a cold request of the proxy waits for it."""
+
+_FACTS_OF_TOKEN: Final = Scoped(
+    lambda mine: _TOKEN_FACTS.where(TOKENS.c.sha256 == bindparam("of_sha256"), mine(TOKENS.c.tenant))
+)
+
+_GRANTS_OF_CALLER: Final = Scoped(
+    lambda mine: select(GRANTS).where(
+        GRANTS.c.tenant == bindparam("of_tenant"),
+        mine(GRANTS.c.tenant),
+        or_(GRANTS.c.subject == bindparam("subject"), GRANTS.c.role.in_(bindparam("roles", expanding=True))),
+        or_(GRANTS.c.client.is_(None), GRANTS.c.client == bindparam("client")),
+    )
+)
+
+_CREDENTIALS_BY_ID: Final = Scoped(
+    lambda mine: (
+        select(CREDENTIALS)
+        .where(
+            CREDENTIALS.c.tenant == bindparam("of_tenant"),
+            CREDENTIALS.c.id.in_(bindparam("wanted", expanding=True)),
+            mine(CREDENTIALS.c.tenant),
+        )
+        .order_by(CREDENTIALS.c.name)
+    )
+)
 
 
 class SqlHotReads:
@@ -754,8 +859,7 @@ class SqlHotReads:
         self._tx = tx
 
     async def token_facts(self, sha256: str) -> TokenFacts | None:
-        where = (TOKENS.c.sha256 == sha256, self._tx.mine(TOKENS.c.tenant))
-        row = await self._tx.row(_TOKEN_FACTS.where(*where))
+        row = await self._tx.row(_FACTS_OF_TOKEN, of_sha256=sha256)
         if row is None:
             return None
         return TokenFacts(
@@ -772,28 +876,15 @@ class SqlHotReads:
         self, *, subject: SubjectId, roles: tuple[str, ...], client: ClientId, tenant: TenantId
     ) -> Sequence[tuple[Credential, tuple[Grant, ...]]]:
         rows = await self._tx.rows(
-            select(GRANTS).where(
-                GRANTS.c.tenant == tenant,
-                self._tx.mine(GRANTS.c.tenant),
-                or_(GRANTS.c.subject == subject, GRANTS.c.role.in_(roles)),
-                or_(GRANTS.c.client.is_(None), GRANTS.c.client == client),
-            )
+            _GRANTS_OF_CALLER, of_tenant=tenant, subject=subject, roles=list(roles), client=client
         )
         grants = [
             grant for grant in to_records(Grant, rows) if grant.applies_to(subject=subject, roles=roles, client=client)
         ]
         wanted = {grant.credential_id for grant in grants}
         # The same two statements run whatever is granted: how long it takes tells nothing.
-        credentials = to_records(
-            Credential,
-            await self._tx.rows(
-                select(CREDENTIALS)
-                .where(
-                    CREDENTIALS.c.tenant == tenant, CREDENTIALS.c.id.in_(wanted), self._tx.mine(CREDENTIALS.c.tenant)
-                )
-                .order_by(CREDENTIALS.c.name)
-            ),
-        )
+        found = await self._tx.rows(_CREDENTIALS_BY_ID, of_tenant=tenant, wanted=list(wanted))
+        credentials = to_records(Credential, found)
         return [
             (credential, tuple(grant for grant in grants if grant.credential_id == credential.id))
             for credential in credentials

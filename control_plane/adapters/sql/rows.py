@@ -98,7 +98,7 @@ _WRITE: Mapping[str, Reader] = {
 def to_record(cls: type[R], row: Mapping[str, Any], *, prefix: str = "") -> R:
     """The row's columns (those that begin with `prefix`) as a record. Raises `UnreadableRowError`."""
     try:
-        return cls(**{name: _read(cls, name, row[prefix + name]) for name in field_names(cls)})
+        return cls(*[read(row[prefix + name]) if read else row[prefix + name] for name, read in _readers(cls)])
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UnreadableRowError(f"a stored {cls.__name__} is not readable") from None
 
@@ -128,12 +128,22 @@ def field_names(cls: type) -> tuple[str, ...]:
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
-def _read(cls: type, name: str, value: Any) -> Any:
-    if (reader := _READ.get(name)) is not None:
-        return reader(value)
-    if (enum := _ENUMS.get((cls, name))) is not None:
-        return None if value is None and name in _MAY_BE_NONE else enum(value)
-    return value
+def _readers(cls: type) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
+    """Its fields in their order, each with what reads its column; None: it stands there as it is."""
+    readers = _READERS.get(cls)
+    if readers is None:
+        readers = _READERS[cls] = tuple((name, _READ.get(name) or _enum_reader(cls, name)) for name in field_names(cls))
+    return readers
+
+
+_READERS: dict[type, tuple[tuple[str, Callable[[Any], Any] | None], ...]] = {}
+
+
+def _enum_reader(cls: type, name: str) -> Callable[[Any], Any] | None:
+    enum = _ENUMS.get((cls, name))
+    if enum is None or name not in _MAY_BE_NONE:
+        return enum
+    return lambda value: None if value is None else enum(value)
 
 
 def _write(name: str, value: Any) -> Any:

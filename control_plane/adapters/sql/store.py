@@ -5,17 +5,17 @@ Rule: a database that does not answer is `store_unavailable`, never "not found".
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import structlog
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.adapters.sql.engine import WRITER, WRITER_DEADLINE, WRITER_WAITS_SECONDS, Database
+from control_plane.adapters.sql.engine import WRITER_WAITS_SECONDS, Database, Log, begin_writing
 from control_plane.adapters.sql.records import SqlRecords
 from control_plane.adapters.sql.repositories import OnTheLoop, Transaction
 from control_plane.adapters.sql.roles import PLATFORM_ROLE, TENANT_ROLE, TENANT_SETTING
@@ -40,19 +40,17 @@ class SqlStore:
         """`time`: what stands in for the database's clock, where a test moves it."""
         self._wake = wake
         self._time = time
-        self._sqlite_reader = database.reader
+        self._sqlite = _Sqlite(database.reader, database.writer, database.log) if database.reader else None
         self._reader = database.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        self._writer = database.engine.execution_options(**{WRITER: True})
-        # SQLite has one writer at a time: queueing here costs less than its busy handler's sleeps.
-        self._one_writer = asyncio.Lock() if database.reader else None
+        self._writer = database.engine
 
     @asynccontextmanager
     async def read(self, scope: Scope) -> AsyncIterator[SqlRecords]:
         """One moment of the database, for looking only."""
         with _unavailable_when_away():
-            if self._sqlite_reader is not None:
-                with self._sqlite_reader.connect() as direct, direct.begin():
-                    yield SqlRecords(Transaction(OnTheLoop(direct), scope, writes=False, time=self._time))
+            if self._sqlite is not None:
+                with self._sqlite.reading() as direct:
+                    yield SqlRecords(Transaction(direct, scope, writes=False, time=self._time))
             else:
                 async with asyncio.timeout(READ_SECONDS), self._reader.connect() as connection, connection.begin():
                     await _enter(connection, scope)
@@ -62,28 +60,57 @@ class SqlStore:
     async def write(self, scope: Scope) -> AsyncIterator[SqlRecords]:
         """A transaction; event streams are woken after its commit when it published anything."""
         with _unavailable_when_away():
-            deadline = time.monotonic() + WRITER_WAITS_SECONDS
-            limit = WRITE_SECONDS if self._sqlite_reader is None else None
-            async with asyncio.timeout(limit), self._turn(deadline), self._writer.connect() as connection:
-                await connection.execution_options(**{WRITER_DEADLINE: deadline})
-                async with connection.begin():
-                    if self._sqlite_reader is None:
-                        await _enter(connection, scope)
-                    tx = Transaction(connection, scope, writes=True, time=self._time)
-                    yield SqlRecords(tx)
-                    reach("store.written")
-                    published = await tx.flush()
-                    reach("store.published")
-                reach("store.committed")
-                if published:
-                    self._wake.announce()
+            async with self._writing(scope) as connection:
+                tx = Transaction(connection, scope, writes=True, time=self._time)
+                yield SqlRecords(tx)
+                reach("store.written")
+                published = await tx.flush()
+                reach("store.published")
+            reach("store.committed")
+            if published:
+                self._wake.announce()
+
+    @asynccontextmanager
+    async def _writing(self, scope: Scope) -> AsyncIterator[AsyncConnection | OnTheLoop]:
+        if self._sqlite is not None:
+            async with self._sqlite.writing() as direct:
+                yield direct
+        else:
+            async with asyncio.timeout(WRITE_SECONDS), self._writer.connect() as connection, connection.begin():
+                await _enter(connection, scope)
+                yield connection
+
+
+class _Sqlite:
+    """Transactions of SQLite, on the event loop (see `engine`)."""
+
+    def __init__(self, reader: Engine, writer: Engine | None, log: Log | None) -> None:
+        assert writer is not None
+        assert log is not None
+        self._reader = reader
+        self._writer = writer
+        self._log = log
+        # There is one writer at a time: queueing here costs less than looking again and again.
+        self._one_writer = asyncio.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[OnTheLoop]:
+        with self._reader.connect() as connection, connection.begin():
+            yield OnTheLoop(connection)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[OnTheLoop]:
+        deadline = time.monotonic() + WRITER_WAITS_SECONDS
+        async with self._turn(deadline):
+            with self._writer.connect() as connection:
+                await begin_writing(connection, deadline)
+                yield OnTheLoop(connection)  # what raises is rolled back as the connection goes
+                connection.commit()
+        self._log.committed()
 
     @asynccontextmanager
     async def _turn(self, deadline: float) -> AsyncIterator[None]:
         """One writer at a time. Waiting here and waiting for the database are one wait. Raises `TimeoutError`."""
-        if self._one_writer is None:
-            yield
-            return
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             await self._one_writer.acquire()
         try:
@@ -122,6 +149,9 @@ class _unavailable_when_away:  # noqa: N801 (reads as a statement)
 
 def _is_away(error: BaseException) -> bool:
     if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    # A statement that was prepared before another replica's migration: it is prepared anew the next time.
+    if type(getattr(error, "orig", None)).__name__ == "InvalidCachedStatementError":
         return True
     # A plain DBAPIError is what the driver has no class for: a refused password, a server that is shutting down.
     return type(error) is DBAPIError or isinstance(
