@@ -8,6 +8,7 @@ minted and nothing verifies: everything that needs them is refused, and the proc
 """
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import json
@@ -138,7 +139,7 @@ class OwnKeyring:
         if len(unverified_token) > MAX_TOKEN_BYTES or not unverified_token.isascii():
             raise InvalidSessionTokenError("form")
         try:
-            key_id = check_header(jwt.get_unverified_header(unverified_token), typ=typ)
+            key_id = check_header(_unverified_header(unverified_token), typ=typ)
         except jwt.PyJWTError:
             raise InvalidSessionTokenError("form") from None
         key = await self._signing_key(key_id)
@@ -234,7 +235,7 @@ def unverified_typ(unverified_token: str) -> str | None:
     if len(unverified_token) > MAX_TOKEN_BYTES or not unverified_token.isascii():
         return None
     try:
-        typ = jwt.get_unverified_header(unverified_token).get("typ")
+        typ = _unverified_header(unverified_token).get("typ")
     except jwt.PyJWTError:
         return None
     return typ if isinstance(typ, str) else None
@@ -273,3 +274,16 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("a payload is an object")  # noqa: TRY004 (one error for every bad payload)
     return value
+
+
+def _unverified_header(token: str) -> dict[str, Any]:
+    """What a token says of itself. Raises `jwt.DecodeError`.
+
+    Nothing follows from it that `decode_complete` does not check again, which reads the token strictly. PyJWT's own
+    look at a header reads all three parts each time, letter by letter: that was a sixth of an exchange.
+    """
+    encoded = token.partition(".")[0]
+    try:
+        return _json_object(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    except (ValueError, RecursionError):
+        raise jwt.DecodeError("no header") from None

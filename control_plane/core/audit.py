@@ -4,7 +4,7 @@ Rule: names, never values. Whatever a record's texts hold, a placeholder in them
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -51,9 +51,12 @@ def readable(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {**stored, "at": within_calendar(at)} if isinstance(at, int | float) else dict(stored)
 
 
+_NAMES: Final = tuple(field.name for field in fields(AuditEvent))
+
+
 def event_to_json(event: AuditEvent) -> dict[str, Any]:
     """Without what is absent: most events fill a third of the fields."""
-    return {name: _plain(value) for name, value in asdict(event).items() if value not in (None, "", {})}
+    return {name: _plain(value) for name in _NAMES if (value := getattr(event, name)) not in (None, "", {})}
 
 
 def dated(event: AuditEvent, *, now: float) -> AuditEvent:
@@ -83,4 +86,6 @@ def _clean(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, StrEnum) else value
+    if isinstance(value, StrEnum):
+        return value.value
+    return dict(value) if isinstance(value, dict) else value
