@@ -86,6 +86,7 @@ from control_plane.limits import LimitKeeper, Quotas
 from control_plane.material import Material
 from control_plane.metrics import Counters, Gauges, Metrics
 from control_plane.own_keys import OwnKeyring
+from control_plane.pacing import Pacing
 from control_plane.placeholders import PlaceholderKeeper
 from control_plane.ports import Clock, CrossTenantReason, Entropy, Outbound, PlatformScope, RotationHook, Store, Wake
 from control_plane.probing import Prober
@@ -230,7 +231,7 @@ async def _assembled(
     audit_keys = AuditKeys(store, custody, clock=clock, entropy=entropy)
     # (4) The use cases. Answers of providers that are on their way at the end are waited for.
     sources = SecretSources(store, custody, source_readers(settings, outbound), trail, clock=clock)
-    material = Material(store, custody, sources, trail, providers(outbound, entropy=entropy), clock=clock)
+    material = Material(store, custody, sources, trail, providers(outbound, entropy=entropy), hints.turns, clock=clock)
     at_the_end.push_async_callback(material.close)
     keys = FetchedKeys(outbound, clock=clock)
     identification = Identification(store, keys, clock=clock, own_issuer=issuer)
@@ -262,6 +263,7 @@ async def _assembled(
         injectors,
         DirectMode(store, material, clock=clock, is_single_tenant=settings.platform_tenancy == "single"),
         trail,
+        Pacing(hints.rates, settings.exchanges_per_minute),
         clock=clock,
         placeholder_ttl_seconds=settings.placeholder_ttl_seconds,
         on_sighting=alarms.sighted,

@@ -123,6 +123,8 @@ class Settings(DatabaseSettings):
     """URL of the proxy's reverse listener, put in `base_url`."""
     session_seconds: PositiveInt = 43_200
     placeholder_ttl_seconds: PositiveInt = 900
+    exchanges_per_minute: NonNegativeInt = 0
+    """How many placeholders a subject may be issued in a minute. 0: as many as it likes."""
     redis_url: str = ""
     """`redis://host:port/0` or `rediss://…`: Redis or Valkey, for what replicas share. Empty: one process shares with
     itself."""

@@ -32,6 +32,7 @@ from control_plane.faults import reach
 from control_plane.injectors import Injectors
 from control_plane.issuance import Granted, Issuance, Issued, IssuedDirect, IssuedProxyCredential, Mandate
 from control_plane.own_keys import OwnKeyring
+from control_plane.pacing import Pacing
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TenantScope
 from control_plane.proof import (
     OfSession,
@@ -58,6 +59,7 @@ class Exchange:
         injectors: Injectors,
         direct: DirectMode,
         trail: Trail,
+        pacing: Pacing,
         *,
         clock: Clock,
         placeholder_ttl_seconds: int,
@@ -73,6 +75,7 @@ class Exchange:
         self._injectors = injectors
         self._direct = direct
         self._trail = trail
+        self._pacing = pacing
         self._clock = clock
         self._ttl_seconds = placeholder_ttl_seconds
 
@@ -104,6 +107,7 @@ class Exchange:
         # (4) Whose token is it, and who acts for them? From here on everything happens inside one tenant.
         proof = await self._proofs.of_subject(request, client)
         attempt.is_of(proof.tenant, proof.subject, proof.session if isinstance(proof, OfSession) else None)
+        await self._pacing.require(proof.tenant, proof.subject)
         attempt.act = chain = await self._proofs.chain(request, proof, client)
         if request.requested_token_type == TOKEN_TYPE_DIRECT:
             await self._direct.require_possible(proof)
@@ -162,6 +166,7 @@ class Exchange:
         # (3) Otherwise the same proof as for a placeholder: a live session, and this client's to act in.
         proof = await self._proofs.of_subject(request, client)
         attempt.is_of(proof.tenant, proof.subject, proof.session if isinstance(proof, OfSession) else None)
+        await self._pacing.require(proof.tenant, proof.subject)
         attempt.act = chain = await self._proofs.chain(request, proof, client)
         async with self._store.write(TenantScope(proof.tenant)) as records:
             mandate = await self._mandate(records, proof, chain, request, attempt)

@@ -55,6 +55,7 @@ from control_plane.ports import (
     Records,
     Store,
     TenantScope,
+    Turns,
     on_behalf_of,
 )
 from control_plane.sources import SecretSources
@@ -64,6 +65,8 @@ LEASE_SECONDS: Final = 15.0
 """Longer than any question takes. Whoever died with one is waited for so long."""
 HELD_SECONDS: Final = 120.0
 """An answer waits so long for the database, or for a key to seal it with."""
+TURN_SECONDS: Final = 1.0
+"""So long others are let go first, before the lease is looked at."""
 WAIT_SECONDS: Final = 4.5
 """A request waits so long for a value; less than proxies wait for us."""
 _LOOK_AGAIN_SECONDS: Final = 0.05
@@ -127,6 +130,7 @@ class Material:
         sources: SecretSources,
         trail: Trail,
         providers: Mapping[CredentialKind, Provider],
+        turns: Turns,
         *,
         clock: Clock,
     ) -> None:
@@ -135,6 +139,7 @@ class Material:
         self._sources = sources
         self._trail = trail
         self._providers = providers
+        self._turns = turns
         self._clock = clock
         self._fetching: dict[Needed, asyncio.Task[None]] = {}
 
@@ -256,6 +261,12 @@ class Material:
             await self._sources.current(credential)
 
     async def _mint(self, needed: Needed) -> None:
+        # One of all replicas first: the others then find what it got. The lease is what keeps them apart.
+        name = f"mint {needed.credential} {needed.version}"
+        async with self._turns.turn(name, tenant=needed.tenant, seconds=TURN_SECONDS):
+            await self._mint_in_turn(needed)
+
+    async def _mint_in_turn(self, needed: Needed) -> None:
         while (question := await self._custody.with_keys(lambda: self._question(needed))) is _SOMEBODY_ELSES_TURN:  # noqa: ASYNC110 (of another process)
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         if isinstance(question, _Question):

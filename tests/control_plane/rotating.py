@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from control_plane.adapters.jwks import FetchedKeys
+from control_plane.adapters.memory.turns import LocalTurns
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.outbound import HttpOutbound
 from control_plane.adapters.sql.engine import Database
@@ -114,7 +115,9 @@ class Replica:
         issuance = Issuance(own_keys, clock=self.clock, entropy=os.urandom, proxy_base_url="http://proxy.test")
         prober = Prober(issuance, self.upstream, entropy=os.urandom)
         self.rotations = RotationKeeper(self.store, versions, prober, trail, clock=self.clock, entropy=os.urandom)
-        self.material = Material(self.store, self.custody, sources, trail, self.providers, clock=self.clock)
+        self.material = Material(
+            self.store, self.custody, sources, trail, self.providers, LocalTurns(), clock=self.clock
+        )
         keys = FetchedKeys(HttpOutbound(), clock=self.clock)
         identification = Identification(self.store, keys, clock=self.clock, own_issuer="https://coatcheck.test")
         workloads = Workloads(identification, clock=self.clock)
