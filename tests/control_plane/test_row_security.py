@@ -120,6 +120,23 @@ async def test_a_query_that_forgot_its_tenant_sees_one_tenants_rows(database: Da
         assert everyones == 2 or table not in FILLED
 
 
+async def test_a_statement_that_was_prepared_for_one_tenant_shows_the_next_ones_its_own_rows(
+    database: Database,
+) -> None:
+    store, statement = SqlStore(database, LocalWake()), text("SELECT tenant FROM sessions ORDER BY tenant")
+    kept = text("SELECT count(*) FROM pg_prepared_statements WHERE statement = :text")
+    seen, prepared = [], []
+
+    for scope in (PLATFORM, TenantScope(ACME), TenantScope(EVIL), TenantScope(ACME), PLATFORM) * 3:
+        async with store.read(scope) as records:
+            connection = raw(records.tenants._tx)
+            seen.append(list((await connection.execute(statement)).scalars()))
+            prepared.append((await connection.execute(kept, {"text": statement.text})).scalar_one())
+
+    assert seen == [["acme", "evil"], ["acme"], ["evil"], ["acme"], ["acme", "evil"]] * 3
+    assert prepared == [1] * 15
+
+
 FILLED: Final = frozenset(
     "tenants clients credentials credential_versions grants allow_rules sessions tokens outbox audit_events".split()
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.sql.engine import (
@@ -19,6 +20,7 @@ from control_plane.adapters.sql.engine import (
     WRITER_WAITS_SECONDS,
     Database,
     UnsupportedDatabaseError,
+    begin_writing,
     open_database,
 )
 from control_plane.adapters.sql.migrate import migrate
@@ -758,6 +760,21 @@ async def test_writers_that_queue_for_a_locked_file_wait_once_not_one_after_anot
     assert max(took) < WRITER_WAITS_SECONDS + 2
 
 
+@pytest.mark.guards("control_plane/adapters/sql/engine.py", "if not _is_busy(error) or", "if")
+async def test_what_waiting_does_not_mend_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    database = open_database(f"sqlite+aiosqlite:///{path}")
+    await migrate(database.engine)
+    await database.close()
+    read_only = create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
+
+    async with asyncio.timeout(WRITER_WAITS_SECONDS / 2):
+        with read_only.connect() as connection, pytest.raises(OperationalError, match="readonly"):
+            await begin_writing(connection, time.monotonic() + WRITER_WAITS_SECONDS)
+
+    read_only.dispose()
+
+
 @pytest.mark.guards("control_plane/adapters/sql/store.py", "self._log.committed()", "pass")
 async def test_the_write_ahead_log_is_brought_home_while_it_serves(tmp_path: Path) -> None:
     file = tmp_path / "store.sqlite"
@@ -776,6 +793,7 @@ async def test_the_write_ahead_log_is_brought_home_while_it_serves(tmp_path: Pat
     await database.close()
 
 
+@pytest.mark.guards("control_plane/adapters/sql/repositories.py", "while not running.done():", "while False:")
 async def test_a_statement_that_takes_long_holds_up_nobody_and_is_waited_for_by_who_is_cancelled(
     tmp_path: Path,
 ) -> None:
@@ -797,7 +815,9 @@ async def test_a_statement_that_takes_long_holds_up_nobody_and_is_waited_for_by_
     while not writing.done() and ticks < 20:
         await asyncio.sleep(0.001)
         ticks += 1
-    writing.cancel()
+    for _ in range(3):
+        writing.cancel()
+        await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await writing
 

@@ -12,6 +12,7 @@ READ, so that an answer and its outbox position are of one moment.
 
 import asyncio
 import os
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable
@@ -35,18 +36,19 @@ _USED_AT: Final = "coatcheck_used_at"
 _READER_WAITS_MILLISECONDS: Final = 250
 """Readers wait only while another process recovers or converts the file; the event loop waits with them."""
 
-
 IDLE_SECONDS: Final = 5.0
 """A connection that was not used for so long is asked whether it is still there, before a transaction relies on it."""
 
-# Behind a transaction pooler (PgBouncer) the next transaction may run on another server connection, where a statement
-# that was prepared here does not exist, or is another client's of the same name: nothing is kept, names never meet.
-# Without one, statements are prepared once a connection: half the processor time.
-_FIT_FOR_A_POOLER: Final[dict[str, Any]] = {
-    "statement_cache_size": 0,
-    "prepared_statement_cache_size": 0,
+# Names of prepared statements never meet another process's, so that no statement is ever run in another's place, also
+# where a pooler was put before the server without our knowing.
+_CONNECTING: Final[dict[str, Any]] = {
     "prepared_statement_name_func": lambda: f"coatcheck_{uuid.uuid4().hex}",
+    "timeout": 10,
 }
+# Behind a transaction pooler (PgBouncer) the next transaction may run on another server connection, where a statement
+# that was prepared here does not exist: nothing is kept. Without one, statements are prepared once a connection: half
+# the processor time. The server plans them anew for each role, and its policies ask for the tenant as they run.
+_FIT_FOR_A_POOLER: Final[dict[str, Any]] = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
 
 DATABASE_URLS: Final = "sqlite+aiosqlite:////path/to/file or postgresql+asyncpg://user:password@host/database"
 
@@ -143,7 +145,7 @@ def open_database(database_url: str, *, pooled: bool = False) -> Database:
                 hide_parameters=True,
                 pool_size=10,
                 pool_timeout=WRITER_WAITS_SECONDS,
-                connect_args=(_FIT_FOR_A_POOLER if pooled else {}) | {"timeout": 10},
+                connect_args=_CONNECTING | (_FIT_FOR_A_POOLER if pooled else {}),
             )
             event.listen(engine.sync_engine, "checkout", _ask_whether_it_is_there)
             event.listen(engine.sync_engine, "checkin", _note_when_it_was_used)
@@ -190,13 +192,19 @@ async def begin_writing(connection: Connection, deadline: float) -> None:
     while True:
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-        except OperationalError:
+        except OperationalError as error:
             connection.rollback()
-            if time.monotonic() >= deadline:
+            if not _is_busy(error) or time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(LOOKS_AGAIN_SECONDS)
         else:
             return
+
+
+def _is_busy(error: OperationalError) -> bool:
+    """Another process writes. A full disk or a file that is gone does not go away by waiting."""
+    # The low byte is the primary code (https://www.sqlite.org/rescode.html).
+    return int(getattr(error.orig, "sqlite_errorcode", 0)) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _make_private_file(path: Path) -> None:

@@ -5,8 +5,8 @@ of another tenant before it is written; there is no statement on a tenant's tabl
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -119,9 +119,10 @@ class OnTheLoop:
         running = asyncio.ensure_future(asyncio.to_thread(self._connection.execute, statement, parameters))
         try:
             return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            raise
+        finally:
+            while not running.done():  # however often it is cancelled
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({running})
 
     @asynccontextmanager
     async def begin_nested(self) -> AsyncIterator[None]:
@@ -206,11 +207,7 @@ class Transaction:
     async def change(self, statement: Any, parameters: Any = None) -> int:
         """How many rows it touched. Raises `TakenError` for a name or id that is already there."""
         self._require_writing()
-        try:
-            result = await self._connection.execute(statement, parameters)
-        except IntegrityError as error:
-            raise TakenError from error
-        return int(result.rowcount)
+        return await _touched(self._connection.execute(statement, parameters))
 
     async def written(self, statement: Any, parameters: Sequence[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """What the statement's RETURNING says of every row that it wrote."""
@@ -224,7 +221,7 @@ class Transaction:
         if parameters is not None and not parameters:
             return 0
         if isinstance(self._connection, OnTheLoop):
-            return int((await self._connection.execute_elsewhere(statement, parameters)).rowcount)
+            return await _touched(self._connection.execute_elsewhere(statement, parameters))
         return await self.change(statement, parameters)
 
     async def change_each(self, statement: Any, parameters: Sequence[dict[str, Any]]) -> None:
@@ -262,6 +259,14 @@ class Transaction:
     def _require_writing(self) -> None:
         if not self._writes:
             raise ScopeError("a reading transaction does not write")
+
+
+async def _touched(execution: Awaitable[CursorResult[Any]]) -> int:
+    try:
+        result = await execution
+    except IntegrityError as error:
+        raise TakenError from error
+    return int(result.rowcount)
 
 
 class SqlTenants:
