@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from control_plane.contract.caller import Caller, SubjectId, TenantId
+from control_plane.contract.caller import Caller, SessionId, SubjectId, TenantId
 from control_plane.contract.headers import (
     GRANT_TYPE_CLIENT_CREDENTIALS,
     GRANT_TYPE_TOKEN_EXCHANGE,
@@ -199,7 +199,7 @@ class Exchange:
         session = await records.sessions.get(token.session)
         if session is None or not session.is_live(self._clock()):
             raise RefusedError(SESSION_OVER)
-        attempt.is_of(session.tenant, session.subject, session)
+        attempt.is_of(session.tenant, session.subject, session.id)
         attempt.act = token.act
         require_subject(request, session.subject)
         return session
@@ -236,7 +236,7 @@ class Exchange:
         self, records: Records, proof: Proof, chain: Chain, request: TokenRequest, attempt: "_Attempt"
     ) -> Mandate:
         if isinstance(proof, OfSession):
-            session = await self._live_session(records, proof.session, request, attempt.client)
+            session = await self._live_session(records, proof, request, attempt)
         else:
             require_subject(request, proof.subject)
             if not attempt.client.acts_for(proof.opening.tenant, proof.opening.subject):
@@ -244,10 +244,14 @@ class Exchange:
             session = await self._sessions.open_in(records, proof.opening, by=attempt.by)
         return _mandate_of(session, attempt.client, chain)
 
-    async def _live_session(self, records: Records, proven: Session, request: TokenRequest, client: Client) -> Session:
-        session = await records.sessions.get(proven.id)
-        is_its_own = session is not None and client.acts_for(session.tenant, session.subject)
-        if session is None or session.runtime != client.id or not is_its_own:
+    async def _live_session(
+        self, records: Records, proof: OfSession, request: TokenRequest, attempt: "_Attempt"
+    ) -> Session:
+        client, session = attempt.client, await records.sessions.get(proof.session)
+        if session is None or not proof.is_of(session):
+            attempt.is_of_nobody()
+            raise bad_subject_token()
+        if session.runtime != client.id or not client.acts_for(session.tenant, session.subject):
             raise bad_subject_token()
         if not session.is_live(self._clock()):
             raise RefusedError(SESSION_OVER)
@@ -305,7 +309,7 @@ class Exchange:
             by=attempt.by,
             tenant=attempt.tenant,
             subject=attempt.subject,
-            session=attempt.session.id if attempt.session else None,
+            session=attempt.session,
         )
         try:
             async with self._store.write(PlatformScope(CrossTenantReason.AUDIT)) as records:
@@ -322,11 +326,15 @@ class _Attempt:
     by: Actor
     tenant: TenantId | None
     subject: SubjectId | None = None
-    session: Session | None = None
+    session: SessionId | None = None
     act: Chain = ()
 
-    def is_of(self, tenant: TenantId, subject: SubjectId, session: Session | None) -> None:
+    def is_of(self, tenant: TenantId, subject: SubjectId, session: SessionId | None) -> None:
         self.tenant, self.subject, self.session = tenant, subject, session
+
+    def is_of_nobody(self) -> None:
+        """Whoever the token speaks of is not there (any more), nor perhaps their tenant."""
+        self.tenant, self.subject, self.session = self.client.tenant, None, None
 
 
 def _require_issued_here(request: TokenRequest) -> None:

@@ -134,12 +134,13 @@ class Issuance:
     ) -> Issued:
         """A fresh placeholder and a fresh proxy credential, both recorded by fingerprint."""
         base_url = self._base_url(credential)
-        text, token = await self._record(
-            records, mandate, TokenKind.PLACEHOLDER, credential=credential, ttl_seconds=ttl_seconds, scope=scope
+        text, token = await self._minted(
+            mandate, TokenKind.PLACEHOLDER, credential=credential, ttl_seconds=ttl_seconds, scope=scope
         )
-        proxy_credential, _ = await self._record(
-            records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=ttl_seconds
+        proxy_credential, proxy_token = await self._minted(
+            mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=ttl_seconds
         )
+        await self._record(records, token, proxy_token)
         return Issued(
             placeholder=PlaceholderCredential(text),
             proxy_credential=proxy_credential,
@@ -171,9 +172,10 @@ class Issuance:
             proxy_credential, proxy_token = proxy
             await self._prolong(records, proxy_token, expires_at)
         else:
-            proxy_credential, _ = await self._record(
-                records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=token.ttl_seconds
+            proxy_credential, proxy_token = await self._minted(
+                mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=token.ttl_seconds
             )
+            await self._record(records, proxy_token)
         return Issued(
             placeholder=PlaceholderCredential(text),
             proxy_credential=proxy_credential,
@@ -187,9 +189,8 @@ class Issuance:
         self, records: Records, mandate: Mandate, *, ttl_seconds: int
     ) -> IssuedProxyCredential:
         """A fresh proxy credential, recorded by fingerprint."""
-        text, token = await self._record(
-            records, mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=ttl_seconds
-        )
+        text, token = await self._minted(mandate, TokenKind.PROXY_CREDENTIAL, credential=None, ttl_seconds=ttl_seconds)
+        await self._record(records, token)
         return IssuedProxyCredential(text, token, max(0, int(token.expires_at - token.created_at)))
 
     async def renewed_proxy_credential(
@@ -206,9 +207,12 @@ class Issuance:
             raise RefusedError(REVOKED)
         reach("issuance.prolonged")
 
-    async def _record(
+    async def _record(self, records: Records, *tokens: Token) -> None:
+        await records.tokens.add(*tokens)
+        reach("issuance.recorded")
+
+    async def _minted(
         self,
-        records: Records,
         mandate: Mandate,
         kind: TokenKind,
         *,
@@ -221,10 +225,7 @@ class Issuance:
             shape, marker = shape_of(credential), Marker.PLACEHOLDER
         tag_key = (await self._own_keys.rings()).tags[0]
         text = mint(shape, marker, tag_key=tag_key, entropy=self._entropy(ENTROPY_BYTES))
-        token = self._token(mandate, kind, fingerprint(text), credential, ttl_seconds, scope)
-        await records.tokens.add(token)
-        reach("issuance.recorded")
-        return text, token
+        return text, self._token(mandate, kind, fingerprint(text), credential, ttl_seconds, scope)
 
     def _token(
         self,

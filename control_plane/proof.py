@@ -39,27 +39,25 @@ from control_plane.sessions import Opening, asserts_subjects_in, party_of
 
 @dataclass(frozen=True, slots=True)
 class OfSession:
-    """A session that is there."""
+    """A session, as a token of ours says it or as the store had it. Whether it is there, and live, is looked up in the
+    transaction that issues something."""
 
-    session: Session
+    session: SessionId
+    tenant: TenantId
+    subject: SubjectId
+    act: Chain
+    may_act: Any
     token_id: str | None
     """Which of its tokens proved it. None: it was named by its id."""
 
-    @property
-    def act(self) -> Chain:
-        return self.session.act
-
-    @property
-    def may_act(self) -> Any:
-        return self.session.may_act
-
-    @property
-    def tenant(self) -> TenantId:
-        return self.session.tenant
-
-    @property
-    def subject(self) -> SubjectId:
-        return self.session.subject
+    def is_of(self, session: Session) -> bool:
+        return (
+            session.id == self.session
+            and session.tenant == self.tenant
+            and session.subject == self.subject
+            and session.act == self.act
+            and session.may_act == self.may_act
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +153,9 @@ class Proofs:
             raise _bad_token(EXPIRED_SUBJECT_TOKEN) from None
         except InvalidSessionTokenError:
             raise _bad_token(INVALID_SUBJECT_TOKEN) from None
-        session = await self._session(claims.session)
-        if session is None or not claims.are_of(session):
-            raise _bad_token(INVALID_SUBJECT_TOKEN)
-        return OfSession(session, claims.token_id)
+        return OfSession(
+            claims.session, claims.tenant, claims.subject, claims.act, claims.may_act, token_id=claims.token_id
+        )
 
     async def _asserted(self, unverified_token: str, request: TokenRequest, runtime: Client) -> ToOpen:
         """A subject that a client with `subject:assert` names, in its own tenant alone."""
@@ -213,7 +210,7 @@ class Proofs:
         # Only the client that once held this session's own token may name the session instead.
         if session is None or session.joined_by != client.id:
             raise _bad_token(INVALID_SUBJECT_TOKEN)
-        return OfSession(session, None)
+        return OfSession(session.id, session.tenant, session.subject, session.act, session.may_act, token_id=None)
 
     async def _actor(self, unverified_token: str, client: Client, tenant: TenantId) -> Party:
         """Who the actor token proves: another session's subject, or a client, of the same tenant. Raises."""

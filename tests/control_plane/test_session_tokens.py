@@ -169,9 +169,9 @@ def signed_raw(header: Json, payload: Any, key: SigningKey) -> str:
     "if False:",
 )
 @pytest.mark.guards(
-    "control_plane/proof.py",
-    "if session is None or not claims.are_of(session):\n",
-    "if session is None:\n",
+    "control_plane/exchange.py",
+    "if session is None or not proof.is_of(session):",
+    "if session is None:",
 )
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES.keys())
 def test_a_token_that_is_not_exactly_right_exchanges_nothing(granted: Workspace, forge: Forge) -> None:

@@ -40,15 +40,16 @@ IDLE_SECONDS: Final = 5.0
 """A connection that was not used for so long is asked whether it is still there, before a transaction relies on it."""
 
 # Names of prepared statements never meet another process's, so that no statement is ever run in another's place, also
-# where a pooler was put before the server without our knowing.
+# where a pooler was put before the server without our knowing. The driver's own cache counts its names: it is off.
 _CONNECTING: Final[dict[str, Any]] = {
     "prepared_statement_name_func": lambda: f"coatcheck_{uuid.uuid4().hex}",
+    "statement_cache_size": 0,
     "timeout": 10,
 }
 # Behind a transaction pooler (PgBouncer) the next transaction may run on another server connection, where a statement
 # that was prepared here does not exist: nothing is kept. Without one, statements are prepared once a connection: half
 # the processor time. The server plans them anew for each role, and its policies ask for the tenant as they run.
-_FIT_FOR_A_POOLER: Final[dict[str, Any]] = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+_FIT_FOR_A_POOLER: Final[dict[str, Any]] = {"prepared_statement_cache_size": 0}
 
 DATABASE_URLS: Final = "sqlite+aiosqlite:////path/to/file or postgresql+asyncpg://user:password@host/database"
 

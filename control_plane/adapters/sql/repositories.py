@@ -5,6 +5,7 @@ of another tenant before it is written; there is no statement on a tenant's tabl
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -14,6 +15,7 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Executable,
+    Insert,
     Select,
     Table,
     and_,
@@ -26,6 +28,7 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
+    union_all,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
@@ -560,7 +563,16 @@ def _is_live(now: float) -> ColumnElement[bool]:
     return and_(SESSIONS.c.ended_at.is_(None), SESSIONS.c.not_after > now)
 
 
-_ADD_TOKEN: Final = insert(TOKENS)
+@functools.cache
+def _adding_tokens(count: int) -> Insert:
+    """One statement for all of them: each is a way to the database and back."""
+    names = [column.name for column in TOKENS.c]
+    rows = [
+        select(*(bindparam(f"{name}_{number}", type_=TOKENS.c[name].type) for name in names)) for number in range(count)
+    ]
+    return insert(TOKENS).from_select(names, union_all(*rows))
+
+
 _TOKEN: Final = Scoped(
     lambda mine: select(TOKENS).where(TOKENS.c.sha256 == bindparam("of_sha256"), mine(TOKENS.c.tenant))
 )
@@ -570,9 +582,15 @@ class SqlTokens:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
 
-    async def add(self, token: Token) -> None:
-        self._tx.require_mine(token.tenant)
-        await self._tx.change(_ADD_TOKEN, to_columns(token))
+    async def add(self, *tokens: Token) -> None:
+        for token in tokens:
+            self._tx.require_mine(token.tenant)
+        numbered = {
+            f"{name}_{number}": value
+            for number, token in enumerate(tokens)
+            for name, value in to_columns(token).items()
+        }
+        await self._tx.change(_adding_tokens(len(tokens)), numbered)
 
     async def get(self, token: PlaceholderId) -> Token | None:
         return await self._one(TOKENS.c.id == token)
@@ -743,6 +761,10 @@ AUDIT_UNAVAILABLE = Refusal(
 )
 
 
+_APPEND_ON_POSTGRESQL: Final = postgresql_insert(AUDIT).on_conflict_do_nothing(index_elements=["event_id"])
+_APPEND_ON_SQLITE: Final = sqlite_insert(AUDIT).on_conflict_do_nothing(index_elements=["event_id"])
+
+
 class SqlAudit:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
@@ -750,7 +772,9 @@ class SqlAudit:
     async def append(self, events: Sequence[AuditEvent]) -> None:
         if events:
             async with self._taken(events):
-                await self._tx.change(self._tx.insert_once(AUDIT, by="event_id"), _audit_rows(events))
+                rows = _audit_rows(events)
+                statement = _APPEND_ON_POSTGRESQL if self._tx.is_postgresql else _APPEND_ON_SQLITE
+                await self._tx.change(statement, rows[0] if len(rows) == 1 else rows)
 
     async def append_new(self, events: Sequence[AuditEvent]) -> frozenset[str]:
         if not events:
@@ -837,24 +861,21 @@ _FACTS_OF_TOKEN: Final = Scoped(
     lambda mine: _TOKEN_FACTS.where(TOKENS.c.sha256 == bindparam("of_sha256"), mine(TOKENS.c.tenant))
 )
 
-_GRANTS_OF_CALLER: Final = Scoped(
-    lambda mine: select(GRANTS).where(
-        GRANTS.c.tenant == bindparam("of_tenant"),
-        mine(GRANTS.c.tenant),
-        or_(GRANTS.c.subject == bindparam("subject"), GRANTS.c.role.in_(bindparam("roles", expanding=True))),
-        or_(GRANTS.c.client.is_(None), GRANTS.c.client == bindparam("client")),
-    )
-)
-
-_CREDENTIALS_BY_ID: Final = Scoped(
+_GRANTED: Final = Scoped(
     lambda mine: (
-        select(CREDENTIALS)
-        .where(
-            CREDENTIALS.c.tenant == bindparam("of_tenant"),
-            CREDENTIALS.c.id.in_(bindparam("wanted", expanding=True)),
-            mine(CREDENTIALS.c.tenant),
+        select(*_prefixed(GRANTS, Grant, "g_"), *_prefixed(CREDENTIALS, Credential, "c_"))
+        .join_from(
+            GRANTS,
+            CREDENTIALS,
+            (CREDENTIALS.c.id == GRANTS.c.credential_id) & (CREDENTIALS.c.tenant == GRANTS.c.tenant),
         )
-        .order_by(CREDENTIALS.c.name)
+        .where(
+            GRANTS.c.tenant == bindparam("of_tenant"),
+            mine(GRANTS.c.tenant),
+            or_(GRANTS.c.subject == bindparam("subject"), GRANTS.c.role.in_(bindparam("roles", expanding=True))),
+            or_(GRANTS.c.client.is_(None), GRANTS.c.client == bindparam("client")),
+        )
+        .order_by(CREDENTIALS.c.name, GRANTS.c.created_at, GRANTS.c.id)
     )
 )
 
@@ -880,17 +901,16 @@ class SqlHotReads:
     async def granted(
         self, *, subject: SubjectId, roles: tuple[str, ...], client: ClientId, tenant: TenantId
     ) -> Sequence[tuple[Credential, tuple[Grant, ...]]]:
-        rows = await self._tx.rows(
-            _GRANTS_OF_CALLER, of_tenant=tenant, subject=subject, roles=list(roles), client=client
-        )
+        # The same statement runs whatever is granted: how long it takes tells nothing.
+        rows = await self._tx.rows(_GRANTED, of_tenant=tenant, subject=subject, roles=list(roles), client=client)
         grants = [
-            grant for grant in to_records(Grant, rows) if grant.applies_to(subject=subject, roles=roles, client=client)
+            grant
+            for grant in to_records(Grant, rows, prefix="g_")
+            if grant.applies_to(subject=subject, roles=roles, client=client)
         ]
         wanted = {grant.credential_id for grant in grants}
-        # The same two statements run whatever is granted: how long it takes tells nothing.
-        found = await self._tx.rows(_CREDENTIALS_BY_ID, of_tenant=tenant, wanted=list(wanted))
-        credentials = to_records(Credential, found)
+        found = {row["c_id"]: row for row in rows if row["c_id"] in wanted}
         return [
             (credential, tuple(grant for grant in grants if grant.credential_id == credential.id))
-            for credential in credentials
+            for credential in to_records(Credential, found.values(), prefix="c_")
         ]

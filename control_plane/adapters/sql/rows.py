@@ -103,12 +103,12 @@ def to_record(cls: type[R], row: Mapping[str, Any], *, prefix: str = "") -> R:
         raise UnreadableRowError(f"a stored {cls.__name__} is not readable") from None
 
 
-def to_records(cls: type[R], rows: Iterable[Mapping[str, Any]]) -> list[R]:
+def to_records(cls: type[R], rows: Iterable[Mapping[str, Any]], *, prefix: str = "") -> list[R]:
     """Those that can be read; the others are reported and left out."""
     records = []
     for row in rows:
         try:
-            records.append(to_record(cls, row))
+            records.append(to_record(cls, row, prefix=prefix))
         except UnreadableRowError:
             _log.warning("row_unreadable", record=cls.__name__)
     return records
