@@ -62,7 +62,7 @@ def relay(server: str) -> Iterator[Relay]:
 
 
 @pytest.mark.guards("control_plane/adapters/sql/store.py", "asyncio.timeout(READ_SECONDS)", "asyncio.timeout(None)")
-@pytest.mark.guards("control_plane/adapters/sql/store.py", "asyncio.timeout(limit)", "asyncio.timeout(None)")
+@pytest.mark.guards("control_plane/adapters/sql/store.py", "asyncio.timeout(WRITE_SECONDS)", "asyncio.timeout(None)")
 def test_a_database_that_says_nothing_is_unavailable_and_then_there_again(
     own_control_plane: OwnControlPlane, server: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

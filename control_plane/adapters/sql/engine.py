@@ -117,14 +117,14 @@ async def open_fitting(database_url: str) -> Database:
     database = open_database(database_url, pooled=True)
     if database.reader is not None:
         return database
-    async with database.engine.connect() as connection:
-        driver = (await connection.get_raw_connection()).driver_connection
-        assert driver is not None
-        is_pooled = driver.get_server_pid() != await driver.fetchval("SELECT pg_backend_pid()")
-    if is_pooled:
-        return database
-    await database.close()
-    return open_database(database_url)
+    try:
+        async with database.engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            is_pooled = driver.get_server_pid() != await driver.fetchval("SELECT pg_backend_pid()")
+    finally:
+        await database.close()
+    return open_database(database_url, pooled=is_pooled)
 
 
 def open_database(database_url: str, *, pooled: bool = False) -> Database:
