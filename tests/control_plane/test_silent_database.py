@@ -66,8 +66,6 @@ def relay(server: str) -> Iterator[Relay]:
 def test_a_database_that_says_nothing_is_unavailable_and_then_there_again(
     own_control_plane: OwnControlPlane, server: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("control_plane.adapters.sql.store.READ_SECONDS", 1.0)
-    monkeypatch.setattr("control_plane.adapters.sql.store.WRITE_SECONDS", 1.0)
     through = make_url(server + "postgres").set(port=relay.port).render_as_string(hide_password=False)
     plane = own_control_plane(database_url=through)
     workspace = Workspace(plane, "silent")
@@ -77,12 +75,15 @@ def test_a_database_that_says_nothing_is_unavailable_and_then_there_again(
     ask = {"kind": "caller", "proxy_credential_sha256": sha256(issued["proxy_credential"])}
     plane.http.timeout = 15
 
-    relay.freeze()
-    began = time.monotonic()
-    read = plane.http.post("/internal/resolve", json={"ask": ask}, auth=PROXY)
-    written = plane.admin("PUT", "/v1/tenants/another")
-    took = time.monotonic() - began
-    relay.thaw()
+    with monkeypatch.context() as quick:
+        quick.setattr("control_plane.adapters.sql.store.READ_SECONDS", 1.0)
+        quick.setattr("control_plane.adapters.sql.store.WRITE_SECONDS", 1.0)
+        relay.freeze()
+        began = time.monotonic()
+        read = plane.http.post("/internal/resolve", json={"ask": ask}, auth=PROXY)
+        written = plane.admin("PUT", "/v1/tenants/another")
+        took = time.monotonic() - began
+        relay.thaw()
 
     assert (read.status_code, read.json()["code"]) == (503, "store_unavailable")
     assert (written.status_code, written.json()["code"]) == (503, "store_unavailable")
