@@ -336,7 +336,10 @@ def start_control_plane(folder: Path, **settings: str) -> tuple[Served, str]:
         "CLIENTS_FILE": str(private_file(folder / "clients.json", json.dumps(clients))),
         "LOG_LEVEL": "debug",
     } | settings
-    environment = clean_environment(**{f"COATCHECK_CONTROL_PLANE_{name}": value for name, value in own.items()})
+    # One that is given empty is left out.
+    environment = clean_environment(
+        **{f"COATCHECK_CONTROL_PLANE_{name}": value for name, value in own.items() if value}
+    )
     served = Served([str(COMMAND), "serve", "control-plane"], environment, cwd=folder)
     return served.wait_until_listening(), admin_token
 
