@@ -106,6 +106,10 @@ class ControlPlane:
         given = {"secret": secret.reveal()} if secret is not None else {}
         return self._ask("POST", f"{self._tenant}/credentials", {**fields, **given})
 
+    def change_credential(self, name: str, fields: Mapping[str, Any], secret: Secret | None = None) -> Json:
+        given = {"secret": secret.reveal()} if secret is not None else {}
+        return self._ask("PATCH", f"{self._tenant}/credentials/{_segment(name)}", {**fields, **given})
+
     def credentials(self) -> list[Json]:
         return self._items(f"{self._tenant}/credentials")
 

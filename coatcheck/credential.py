@@ -11,7 +11,7 @@ import typer
 from coatcheck.client import Json
 from coatcheck.environment import why_not_a_variable
 from coatcheck.kinds import is_a_document, kind_fields
-from coatcheck.rotation import rotate, rotation
+from coatcheck.rotation import read_probe, rotate, rotation
 from coatcheck.secret_input import read_secret
 from coatcheck.stack import control_plane_of
 from coatcheck.state import SUBJECT
@@ -53,6 +53,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 SecretFile = Annotated[
     Path | None,
     typer.Option("--secret-file", metavar="FILE", help="Read the secret from a file ('-': standard input)."),
+]
+ProbeRequest = Annotated[
+    str | None,
+    typer.Option(metavar="'GET /path'", help="A request that costs nothing, to try new secrets with."),
 ]
 
 
@@ -109,6 +113,10 @@ def add(
     max_stale_seconds: Annotated[
         float, typer.Option(metavar="N", min=0, help="How long a value may bridge an outage of where it comes from.")
     ] = 0.0,
+    allow_direct: Annotated[
+        bool, typer.Option("--allow-direct", help="Direct mode may hand the secret itself out (docs/exchange.md).")
+    ] = False,
+    probe_request: ProbeRequest = None,
     source: Annotated[
         str | None, typer.Option(metavar="S", help="Do not store the secret: read it from this source, and follow it.")
     ] = None,
@@ -155,6 +163,10 @@ def add(
         fields["variables"] = env or [default_variable(name)]
     if required:
         fields["credential_required"] = True
+    if allow_direct:
+        fields["allow_direct"] = True
+    if probe_request is not None:
+        fields["probe"] = read_probe(probe_request)
     with control_plane_of(context) as control_plane:
         if preset is not None:
             _require_preset(preset, [str(each["id"]) for each in control_plane.presets()])
@@ -211,6 +223,56 @@ def show(context: typer.Context, name: Name) -> None:
         show_json(credential)
         return
     show_fields(_fields(credential, grants))
+
+
+@app.command("change")
+def change(
+    context: typer.Context,
+    name: Name,
+    allow_direct: Annotated[
+        bool | None, typer.Option("--allow-direct/--no-allow-direct", help="Whether direct mode may hand it out.")
+    ] = None,
+    required: Annotated[
+        bool | None, typer.Option("--required/--no-required", help="Whether requests without it are refused.")
+    ] = None,
+    probe_request: ProbeRequest = None,
+    no_probe: Annotated[bool, typer.Option("--no-probe", help="It has no probe of its own any more.")] = False,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="VAR", help="Its variables, in place of all old ones. Repeatable.")
+    ] = None,
+    max_stale_seconds: Annotated[
+        float | None, typer.Option(metavar="N", min=0, help="How long a value may bridge an outage.")
+    ] = None,
+    secret_file: SecretFile = None,
+) -> None:
+    """Change what is named; the rest stays. By what the secret could reach more needs it again, with --secret-file."""
+    if no_probe and probe_request is not None:
+        raise WrongUsageError("--probe-request gives it a probe and --no-probe takes it away; one of the two")
+    for variable in env or []:
+        if why := why_not_a_variable(variable):
+            raise WrongUsageError(f"--env: {why}; choose another")
+    given = {
+        "allow_direct": allow_direct,
+        "credential_required": required,
+        "probe": read_probe(probe_request) if probe_request is not None else None,
+        "variables": env or None,
+        "max_stale_seconds": max_stale_seconds,
+    }
+    fields: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    if no_probe:
+        fields["probe"] = None
+    if not fields and secret_file is None:
+        raise WrongUsageError("name what to change; see 'coatcheck credential change --help'")
+    with control_plane_of(context) as control_plane:
+        secret = None
+        if secret_file is not None:
+            kind = str(control_plane.credential(name)["kind"])
+            secret = read_secret(secret_file, credential=name, is_a_document=is_a_document(kind))
+        changed = control_plane.change_credential(name, fields, secret)
+    if invocation(context).as_json:
+        show_json(changed)
+        return
+    done(f"changed {name}; it is at version {changed['current_version']}")
 
 
 app.command("rotate")(rotate)
@@ -292,6 +354,8 @@ def _fields(credential: Json, grants: list[Json]) -> list[tuple[str, object]]:
         ("destinations", listing(destinations)),
         ("placed in", listing(describe_placement(placement) for placement in credential["placements"])),
         ("variables", listing(credential["variables"])),
+        ("direct", "direct mode may hand it out" if credential["allow_direct"] else ""),
+        ("probe", " ".join(credential["probe"].values()) if credential["probe"] else ""),
         ("required", "no request without it" if credential["credential_required"] else ""),
         (
             "granted to",

@@ -261,8 +261,11 @@ def _options(
 
 
 def _probe(asked: bool, request: str | None) -> bool | Json:
-    if request is None:
-        return asked
+    return asked if request is None else read_probe(request)
+
+
+def read_probe(request: str) -> Json:
+    """Raises `WrongUsageError`."""
     found = _METHOD_AND_PATH.fullmatch(request.strip())
     if found is None:
         raise WrongUsageError("--probe-request is a method and a path, such as 'GET /v1/models'")

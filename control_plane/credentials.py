@@ -18,8 +18,9 @@ from control_plane.contract.secret import Secret
 from control_plane.core import kinds
 from control_plane.core.kinds import InvalidSecretError, InvalidSettingsError, is_replaced, kind_named
 from control_plane.core.names import ID_ENTROPY_BYTES, default_variable, new_id
-from control_plane.core.presets import PRESETS, Preset
+from control_plane.core.presets import PRESETS, Preset, probe_of
 from control_plane.core.probe import SETTING as PROBE_SETTING
+from control_plane.core.probe import WITHOUT_PROBE, Probe
 from control_plane.core.reach import Reach, widened_fields
 from control_plane.core.records import (
     Change,
@@ -62,6 +63,8 @@ class NewCredential:
     kind: str = CredentialKind.STATIC.value
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_stale_seconds: float = 0.0
+    probe: Probe | None = None
+    """How a new version is tried. None: as its preset has it, if that has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ class CredentialChange:
     max_stale_seconds: float | None = None
     secret_source: Mapping[str, str] | None = None
     """From now on the secret is read from there."""
+    probe: Probe | None = None
+    without_probe: bool = False
+    """It has none of its own any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +195,12 @@ class CredentialKeeper:
             elif _reach(new) != _reach(old):
                 new = await self._sealed_again(records, old, new)
             await records.credentials.replace(new)
-            # (4) What was bound to the old reach is not bound to the new one.
-            if _reach(new) != _reach(old):
+            # (4) What was bound to the old reach is not bound to the new one. A probe binds no placeholder but its own.
+            is_bound_anew = _without_probe(_reach(new)) != _without_probe(_reach(old))
+            if is_bound_anew:
                 await records.tokens.revoke_of_credential(new.id, self._clock())
                 reach("credential.narrowed")
-            await self._published(records, "credential.change", new, by, revoked=_reach(new) != _reach(old))
+            await self._published(records, "credential.change", new, by, revoked=is_bound_anew)
             return await describe(records, new)
 
     async def delete(self, tenant: TenantId, name: str, *, by: Actor) -> None:
@@ -215,7 +222,7 @@ class CredentialKeeper:
             name=new.name,
             preset=new.preset,
             kind=new.kind,
-            settings=_settings(new.kind, new.settings),
+            settings=_new_settings(new),
             secret_source=new.secret_source,
             max_stale_seconds=new.max_stale_seconds,
             destinations=new.destinations or (preset.destinations if preset else ()),
@@ -228,6 +235,8 @@ class CredentialKeeper:
             updated_at=now,
         )
         _require_settled(credential)
+        if new.probe is not None:
+            check_probe(credential)
         return credential
 
     def _changed(self, old: Credential, change: CredentialChange) -> Credential:
@@ -240,13 +249,15 @@ class CredentialKeeper:
             credential_required=(
                 old.credential_required if change.credential_required is None else change.credential_required
             ),
-            settings=old.settings if change.settings is None else _changed_settings(old, change.settings),
+            settings=_changed_settings(old, change),
             max_stale_seconds=old.max_stale_seconds if change.max_stale_seconds is None else change.max_stale_seconds,
             # A secret that is submitted is not read from anywhere any more.
             secret_source=old.secret_source if change.secret is None else change.secret_source,
             updated_at=self._clock(),
         )
         _require_settled(new)
+        if change.probe is not None:
+            check_probe(new)
         return new
 
     async def _sealed_again(self, records: Records, old: Credential, new: Credential) -> Credential:
@@ -354,6 +365,10 @@ def _variables(new: NewCredential, preset: Preset | None) -> tuple[str, ...]:
     return preset.variables if preset else (default_variable(new.name),)
 
 
+def _without_probe(reach: Reach) -> Reach:
+    return replace(reach, settings={name: value for name, value in reach.settings.items() if name != PROBE_SETTING})
+
+
 def _require_settled(credential: Credential) -> None:
     if not credential.destinations:
         raise invalid_field("destinations", "a credential has at least one, such as https://api.example.com")
@@ -373,6 +388,17 @@ def _require_settled(credential: Credential) -> None:
             raise invalid_field(name, "the same one is there twice")
 
 
+def check_probe(credential: Credential) -> None:
+    """Raises `RefusedError(invalid_field)` where its secret cannot be tried."""
+    probe = probe_of(credential)
+    if credential.kind in WITHOUT_PROBE:
+        raise invalid_field("probe", f"a secret of the kind {credential.kind} cannot be tried by one request")
+    if probe is None:
+        raise invalid_field("probe", "neither the credential nor its preset has one: give {method, path}")
+    if not probe.is_within(credential.destinations[0]):
+        raise invalid_field("probe", "it is not within the credential's first destination")
+
+
 def settled_secret(credential: Credential, submitted: Secret) -> Secret:
     """The secret in its kind's one form. Raises `RefusedError(invalid_field)`."""
     kind = kind_named(credential.kind)
@@ -385,12 +411,27 @@ def settled_secret(credential: Credential, submitted: Secret) -> Secret:
     return secret
 
 
-def _changed_settings(old: Credential, untrusted: Mapping[str, Any]) -> dict[str, Any]:
-    """Its kind's; how a new version is tried stays as it was."""
+def _new_settings(new: NewCredential) -> dict[str, Any]:
+    _require_no_probe(new.settings)
+    probe = {PROBE_SETTING: new.probe.to_setting()} if new.probe is not None else {}
+    return {**_settings(new.kind, new.settings), **probe}
+
+
+def _changed_settings(old: Credential, change: CredentialChange) -> dict[str, Any]:
+    """Its kind's, and how a new version is tried: each as it was, unless it is to be another."""
+    own = {name: value for name, value in old.settings.items() if name != PROBE_SETTING}
+    probe = {name: value for name, value in old.settings.items() if name == PROBE_SETTING}
+    if change.settings is not None:
+        _require_no_probe(change.settings)
+        own = _settings(old.kind, change.settings)
+    if change.probe is not None:
+        probe = {PROBE_SETTING: change.probe.to_setting()}
+    return {**own, **({} if change.without_probe else probe)}
+
+
+def _require_no_probe(untrusted: Mapping[str, Any]) -> None:
     if PROBE_SETTING in untrusted:
-        raise invalid_field(f"settings.{PROBE_SETTING}", "it is given with a rotation")
-    kept = {name: value for name, value in old.settings.items() if name == PROBE_SETTING}
-    return {**_settings(old.kind, untrusted), **kept}
+        raise invalid_field(f"settings.{PROBE_SETTING}", "it is no setting of the kind; give it as 'probe'")
 
 
 def _settings(kind: str, untrusted: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.contract.wire import AuditEvent
 from control_plane.core.names import ID_ENTROPY_BYTES, new_id
-from control_plane.core.presets import PRESETS, probe_of
+from control_plane.core.presets import PRESETS
 from control_plane.core.probe import SETTING as PROBE_SETTING
-from control_plane.core.probe import WITHOUT_PROBE, Probe
+from control_plane.core.probe import Probe
 from control_plane.core.records import (
     Change,
     ChangeKind,
@@ -53,6 +53,7 @@ from control_plane.core.rotation import (
 from control_plane.credentials import (
     CREDENTIAL_NOT_FOUND,
     Described,
+    check_probe,
     describe,
     invalid_field,
     locked,
@@ -499,17 +500,6 @@ def _check_plan(new: NewRotation) -> None:
     ):
         if new.compromised and value:
             raise invalid_field(field, "a compromised secret is replaced at once: no probe, no canary, no overlap")
-
-
-def check_probe(credential: Credential) -> None:
-    """Raises `RefusedError(invalid_field)` where its secret cannot be tried."""
-    probe = probe_of(credential)
-    if credential.kind in WITHOUT_PROBE:
-        raise invalid_field("probe", f"a secret of the kind {credential.kind} cannot be tried by one request")
-    if probe is None:
-        raise invalid_field("probe", "neither the credential nor its preset has one: give {method, path}")
-    if not probe.is_within(credential.destinations[0]):
-        raise invalid_field("probe", "it is not within the credential's first destination")
 
 
 async def _still(records: Records, found: Rotation) -> tuple[Credential | None, Rotation | None]:

@@ -26,7 +26,7 @@ from control_plane.core.records import (
     VersionState,
 )
 from control_plane.core.schedule import BY_SCHEDULE, LEASE_SECONDS, RETRY_SECONDS, Doing, due_at, next_of, why_suspended
-from control_plane.credentials import invalid_field, locked, named
+from control_plane.credentials import check_probe, invalid_field, locked, named
 from control_plane.custody import Custody, UnopenableError, open_secret
 from control_plane.faults import reach
 from control_plane.ports import (
@@ -42,7 +42,7 @@ from control_plane.ports import (
     TenantScope,
     on_behalf_of,
 )
-from control_plane.rotation import NewRotation, RotationKeeper, check_probe
+from control_plane.rotation import NewRotation, RotationKeeper
 from control_plane.trail import Actor, Trail
 
 SCHEDULES_AT_ONCE: Final = 100

@@ -178,6 +178,7 @@ class AdminApi:
             settings=body.settings,
             max_stale_seconds=body.max_stale_seconds,
             secret_source=body.secret_source.to_reference() if body.secret_source is not None else None,
+            probe=body.probe,
         )
         made = await self.credentials.add(
             TenantId(tenant), new, by=actor(request), by_platform=_names_platform_sources(request)
@@ -207,6 +208,8 @@ class AdminApi:
             settings=body.settings,
             max_stale_seconds=body.max_stale_seconds,
             secret_source=body.secret_source.to_reference() if body.secret_source is not None else None,
+            probe=body.probe,
+            without_probe=body.without_probe,
         )
         changed = await self.credentials.change(
             TenantId(tenant), name, change, by=actor(request), by_platform=_names_platform_sources(request)

@@ -65,6 +65,7 @@ from control_plane.core.names import (
     VARIABLE,
 )
 from control_plane.core.probe import MAX_PATH, InvalidProbeError, Probe
+from control_plane.core.probe import SETTING as PROBE_SETTING
 from control_plane.core.records import SUBJECT_ASSERT, Client, MintedValue, Rotation, Session, TenantAllowRule
 from control_plane.core.rotation import Replies
 from control_plane.core.urls import MAX_URL_LENGTH, InvalidUrlError, OutboundUrlText, parse_outbound_url
@@ -275,6 +276,32 @@ class SecretSourceIn(_Incoming):
         return {"source": self.source, "name": self.name}
 
 
+class ProbeIn(_Incoming):
+    """A request that costs nothing and needs the secret, such as `GET /v1/models`: it shows whether that is good."""
+
+    method: Literal["GET", "HEAD", "POST"] = "GET"
+    path: Annotated[str, StringConstraints(max_length=MAX_PATH)]
+
+    def to_probe(self) -> Probe:
+        return Probe(method=self.method, path=self.path)
+
+
+def _declared_probe(value: Any) -> Probe | None:
+    if value is None:
+        return None
+    try:
+        return ProbeIn.model_validate(value).to_probe()
+    except InvalidProbeError as error:
+        raise PydanticCustomError("probe", "{reason}", {"reason": str(error)}) from None
+
+
+DeclaredProbe = Annotated[
+    Probe | None,
+    PlainValidator(_declared_probe),
+    WithJsonSchema({"anyOf": [ProbeIn.model_json_schema(), {"type": "null"}]}),
+]
+
+
 class CredentialIn(_Incoming):
     """A new credential. What is left out comes from the preset, or else is `Authorization: Bearer`."""
 
@@ -292,6 +319,8 @@ class CredentialIn(_Incoming):
     secret: SecretField | None = None
     """Exactly one of this and the next."""
     secret_source: SecretSourceIn | None = None
+    probe: DeclaredProbe = None
+    """How a new version is tried before it is used (`rotate` with `probe`). None: as the preset has it."""
 
 
 class CredentialChangeIn(_Incoming):
@@ -308,16 +337,12 @@ class CredentialChangeIn(_Incoming):
     secret: SecretField | None = None
     secret_source: SecretSourceIn | None = None
     """The secret is read from there from now on; named again it is read again."""
+    probe: DeclaredProbe = None
+    """Another one needs the secret again; null takes it away. Left out it stays."""
 
-
-class ProbeIn(_Incoming):
-    """A request that costs nothing and needs the secret, such as `GET /v1/models`: it shows whether that is good."""
-
-    method: Literal["GET", "HEAD", "POST"] = "GET"
-    path: Annotated[str, StringConstraints(max_length=MAX_PATH)]
-
-    def to_probe(self) -> Probe:
-        return Probe(method=self.method, path=self.path)
+    @property
+    def without_probe(self) -> bool:
+        return "probe" in self.model_fields_set and self.probe is None
 
 
 def _probe(value: Any) -> Any:
@@ -661,6 +686,8 @@ class CredentialOut(_Outgoing):
     variables: list[str]
     credential_required: bool
     allow_direct: bool
+    probe: dict[str, str] | None
+    """The credential's own. Null: its preset's, if that has one."""
     current_version: int
     versions: list[VersionOut]
     rotation: RotationOut | None
@@ -681,7 +708,7 @@ class CredentialOut(_Outgoing):
             tenant=credential.tenant,
             preset=credential.preset,
             kind=credential.kind,
-            settings=dict(credential.settings),
+            settings={name: value for name, value in credential.settings.items() if name != PROBE_SETTING},
             max_stale_seconds=credential.max_stale_seconds,
             secret_source=dict(credential.secret_source) if credential.secret_source is not None else None,
             minted=MintedOut.of(described.minted) if described.minted is not None else None,
@@ -702,6 +729,7 @@ class CredentialOut(_Outgoing):
             variables=list(credential.variables),
             credential_required=credential.credential_required,
             allow_direct=credential.allow_direct,
+            probe=credential.settings.get(PROBE_SETTING),
             current_version=credential.current_version,
             versions=[
                 VersionOut(version=version.version, state=version.state.value, created_at=version.created_at)

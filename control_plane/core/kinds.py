@@ -442,6 +442,8 @@ def narrows(field: str, new: Any, *, old: Any) -> bool:
             return bool(new) and new.items() <= old.items()
         case "permissions", None, dict():
             return bool(new)
+        case "probe", dict(), None:
+            return True
     return False
 
 

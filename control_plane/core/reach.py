@@ -10,6 +10,7 @@ from typing import Any
 from control_plane.contract.destination import Destination
 from control_plane.contract.placement import Placement
 from control_plane.core.kinds import narrows
+from control_plane.core.probe import SETTING as PROBE_SETTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def widened_fields(new: Reach, *, old: Reach) -> tuple[str, ...]:
     for name in sorted({*new.settings, *old.settings}):
         before, after = old.settings.get(name), new.settings.get(name)
         if before != after and not narrows(name, after, old=before):
-            widened.append(f"settings.{name}")
+            widened.append(name if name == PROBE_SETTING else f"settings.{name}")
     return tuple(widened)
 
 

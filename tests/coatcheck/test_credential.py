@@ -188,3 +188,32 @@ def test_doctor_names_what_is_open_to_others_and_fails(machine: Machine) -> None
 
     assert "admin-token" in failed.out
     assert "secret files" in failed.err
+
+
+def test_a_probe_and_direct_mode_are_declared_and_changed_and_what_reaches_more_needs_the_secret(
+    machine: Machine, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a-key-of-changes-0123456789")
+    given = ("--secret-file", str(secret))
+    machine.json("credential", "add", "changing", "--destination", "https://changing.example", *given)
+
+    refused = machine.typed("credential", "change", "changing", "--probe-request", "GET /v1/me", status=1)
+    probed = machine.json("credential", "change", "changing", "--probe-request", "GET /v1/me", *given)
+    shown = machine.typed("credential", "show", "changing")
+    direct = machine.json("credential", "change", "changing", "--allow-direct", "--no-probe", *given)
+    narrower = machine.json("credential", "change", "changing", "--no-allow-direct", "--required", "--env", "OTHER_KEY")
+    nothing = machine.typed("credential", "change", "changing", status=2)
+    added = machine.json(
+        *("credential", "add", "direct", "--destination", "https://direct.example", "--allow-direct"),
+        *("--probe-request", "HEAD /", *given),
+    )
+
+    assert "secret" in refused.err
+    assert probed["probe"] == {"method": "GET", "path": "/v1/me"}
+    assert "GET /v1/me" in shown.out
+    assert (direct["allow_direct"], direct["probe"]) == (True, None)
+    assert (narrower["allow_direct"], narrower["credential_required"]) == (False, True)
+    assert narrower["variables"] == ["OTHER_KEY"]
+    assert "name what to change" in nothing.err
+    assert (added["allow_direct"], added["probe"]) == (True, {"method": "HEAD", "path": "/"})
