@@ -294,7 +294,9 @@ def _schedule(
         done(f"{name} may become as old as it likes")
         return
     if isinstance(options.get("probe"), dict):
-        raise WrongUsageError("a schedule tries secrets by the credential's own probe: declare it with a rotation")
+        raise WrongUsageError(
+            "a schedule tries secrets by the credential's own probe: declare it with credential change"
+        )
     seconds = float(seconds_of(every, option="--schedule"))
     fields = {name: value for name, value in options.items() if name != "compromised"}
     fields |= {

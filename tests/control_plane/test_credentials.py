@@ -293,8 +293,8 @@ def test_the_envelope_of_a_version_that_is_over_is_gone(granted: Workspace) -> N
 
 @pytest.mark.guards(
     "control_plane/credentials.py",
-    "# (4) What was bound to the old reach is not bound to the new one.\n            if _reach(new) != _reach(old):",
-    "# (4) What was bound to the old reach is not bound to the new one.\n            if False:",
+    "            if is_bound_anew:",
+    "            if False:",
 )
 @pytest.mark.parametrize(
     "change",
