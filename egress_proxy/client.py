@@ -773,12 +773,11 @@ class ClientConnection(asyncio.Protocol):
 
     def exchange_served(self, exchange: Exchange, status: int) -> None:
         """The reply is complete, and nothing of it is to be said or counted but that. Hot path (`make bench`)."""
-        services, load = self.services, self._load
-        if exchange.plan.counts_replies or load is None:
+        services = self.services
+        if exchange.plan.counts_replies:
             self.exchange_ended(exchange, body_is_unread=False)
             return
-        self._load = None
-        load.count -= 1
+        self._count_out()
         self.exchange = None
         self._spare = exchange
         services.counters.replies[status // 100] += 1

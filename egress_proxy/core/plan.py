@@ -89,23 +89,21 @@ class Plan:
             revision == self._revision
             and now < self._until
             and not self.forward.handling.strict  # for which every field counts
-            and head.line == self._line
-            and _decisive(head) == self._special
+            and self._is_asked_alike(head)
         )
 
     def renewed_by(self, raw: bytes, head: RequestHead, anew: Forward, *, revision: int, now: float) -> bool:
         """Whether what was decided anew on `head` is the same again; then the plan holds on, and has adopted it."""
-        is_same = (
-            replace(anew, head=self.forward.head) == self.forward
-            and head.line == self._line
-            and _decisive(head) == self._special
-        )
+        is_same = replace(anew, head=self.forward.head) == self.forward and self._is_asked_alike(head)
         if not is_same or anew.handling.strict:  # for which every field counts
             return False
         self._revision = revision
         self._until = min(anew.until, now + PLAN_SECONDS)
         self.adopt(raw, head)
         return True
+
+    def _is_asked_alike(self, head: RequestHead) -> bool:
+        return head.line == self._line and _decisive(head) == self._special
 
     def adopt(self, raw: bytes, head: RequestHead) -> None:
         """Take a head that fits as the one to be carried out, and to be repeated."""

@@ -14,7 +14,7 @@ from egress_proxy.quotas import QuotaLink
 from tests.egress_proxy.world import World, get
 from tests.support.control_plane_simulator import Ticket
 from tests.support.raw_client import Line
-from tests.support.upstream import Behaviour, Gate, Request, Upstream, Wire, chunk, plain
+from tests.support.upstream import Behaviour, Gate, Request, Upstream, Wire, chunk, message, plain
 
 CLIENT = "egress_proxy/client.py"
 ANTHROPIC = b'{"content":[],"usage":{"input_tokens":1200,"output_tokens":300}}'
@@ -78,17 +78,21 @@ def test_many_connections_at_once_share_what_there_is(world: World, upstream: Up
 
 def test_what_was_given_may_be_used_in_an_outage_and_then_it_is_unavailable(world: World, upstream: Upstream) -> None:
     ticket = limited(world, upstream, limit(), left=100, slice_=2)
+    ask = get("/", host=upstream.authority, headers={"Authorization": ticket.bearer})
 
-    with world.tunnel(ticket, upstream.authority) as line:
-        first = asked(line, ticket, upstream)[0]
+    async def goes_away(_: Request, wire: Wire) -> None:
         world.control_plane.answers_quota = False
+        await wire.write(message(b"ok"))
+
+    upstream.on("/", goes_away)
+    with world.tunnel(ticket, upstream.authority) as line:
         try:
-            second = asked(line, ticket, upstream)[0]
-            third = line.ask(get("/", host=upstream.authority, headers={"Authorization": ticket.bearer}))
+            line.send(ask * 3)  # at once: what lies idle for two seconds is given back
+            first, second, third = (line.read_response() for _ in range(3))
         finally:
             world.control_plane.answers_quota = True
 
-    assert (first, second) == (200, 200)
+    assert (first.status, second.status) == (200, 200)
     assert (third.status, third.header("coatcheck-refusal"), third.header("retry-after")) == (
         503,
         "credential_unavailable",

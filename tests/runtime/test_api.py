@@ -165,7 +165,11 @@ async def test_the_subject_rules_hold_at_the_door(
     assert world.log == ["verify"]
 
 
-@pytest.mark.guards(FILE, "recorded_owner=parts.sessions.owner(claims.session),", "recorded_owner=None,")
+@pytest.mark.guards(
+    FILE,
+    "body.session_id,\n        recorded_owner=parts.sessions.owner(claims.session),",
+    "body.session_id,\n        recorded_owner=None,",
+)
 async def test_a_session_of_another_tenant_is_not_found(world: World, client: httpx.AsyncClient) -> None:
     await post(client, headers=ALICE)
 
