@@ -106,7 +106,9 @@ def _show(answer: Json) -> None:
     )
     if answer["traits"]:
         typer.echo(printable(f"its destination: {', '.join(answer['traits'])}"))
-    verdict = "allowed" if answer["allowed"] else f"refused: {answer['detail']} ({answer['code']})"
+    verdict = f"refused: {answer['detail']} ({answer['code']})"
+    if answer["allowed"]:
+        verdict = "allowed" if answer["credential"] else "allowed, without any credential: --credential tries one"
     typer.echo(printable(verdict if not answer["hint"] else f"{verdict}; {answer['hint']}"))
 
 

@@ -133,6 +133,11 @@ def verify(
             done(CUT_OFF_UNSEEN)
     if not findings:
         raise CommandError("there is nothing to verify", "name an export, or a tenant that has a trail")
+    if file and any(finding.problems for finding in findings) and not any(finding.key_ids for finding in findings):
+        raise CommandError(
+            "no batch of this export is signed by a key that was used to verify it",
+            "if another control plane wrote it, give that one's public keys with --key",
+        )
     if not all(finding.is_whole for finding in findings):
         raise CommandError("the trail is not whole", "compare it with an export taken earlier")
 

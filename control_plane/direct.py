@@ -71,5 +71,6 @@ NOT_YET: Final = Refusal(
 DOES_NOT_OPEN: Final = Refusal(
     RefusalCode.CREDENTIAL_UNAVAILABLE,
     "the credential's secret does not open",
-    "an operator submits it again with: coatcheck credential rotate NAME",
+    "an operator looks whether a key-encryption key is missing (GET /readyz); if none is, submits the secret again: "
+    "coatcheck credential rotate NAME",
 )

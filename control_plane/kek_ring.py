@@ -140,8 +140,9 @@ class KekRing:
     # --- what an operator does
 
     async def start_rewrap(self, *, by: Actor) -> RewrapStatus:
-        """Begins one, unless one runs; the work itself goes on in the background, on whichever replica takes it."""
-        await self.reload_or_keep()
+        """Begins one, unless one runs; the work itself goes on in the background, on whichever replica takes it.
+        Raises `RefusedError` where the settings cannot be read: it would be done without the key that was meant."""
+        await self.reload_or_refuse()
         now, target = self._clock(), self._custody.sealing_id
         async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
             latest = await records.keks.latest()
@@ -210,6 +211,15 @@ class KekRing:
                 reach("kek.retired")
                 await records.audit.append([self._trail.event("kek.retire", by=by, tenant=None, detail=kek_id)])
         await self.reload_or_keep()
+
+    async def reload_or_refuse(self) -> None:
+        """For whoever asked for it: settings that cannot be read are an answer, and the ring stays as it is. Raises
+        `RefusedError`."""
+        try:
+            await self.reload()
+        except ValueError as error:
+            _log.error("kek_settings_unreadable", reason=str(error))
+            raise RefusedError(_UNREADABLE) from None
 
     async def reload_or_keep(self) -> None:
         """Settings that cannot be read now leave the ring as it is; the log says why."""
@@ -353,7 +363,8 @@ def _not_empty(kek_id: str, left: int) -> Refusal:
     return Refusal(
         RefusalCode.INVALID_FIELD,
         f"kek: {left} envelopes are still under {kek_id}",
-        "bring them under the newest key with: coatcheck kek rewrap",
+        "bring them under the newest key with: coatcheck kek rewrap; if this key is lost, put its file back, or give "
+        "up what is under it with: coatcheck kek retire ID --abandon",
     )
 
 
@@ -361,9 +372,15 @@ def _still_seals(kek_id: str) -> Refusal:
     return Refusal(
         RefusalCode.INVALID_FIELD,
         f"kek: {kek_id} is the one that seals",
-        "add a newer one first: coatcheck kek add",
+        "name a newer one first (coatcheck kek add); one that is new to a running fleet seals after two minutes",
     )
 
+
+_UNREADABLE: Final = Refusal(
+    RefusalCode.INVALID_FIELD,
+    "kek: the settings' keys cannot be read, and the ring stays as it was",
+    "the log says which and why (kek_settings_unreadable): a key's file holds 64 hexadecimal digits and has mode 0600",
+)
 
 NO_SUCH_KEK: Final = Refusal(
     RefusalCode.NOT_FOUND, "there is no such key-encryption key", "list them with: coatcheck kek list"

@@ -410,5 +410,6 @@ _NOT_AT_HAND = Refused(
 _UNAVAILABLE = Refused(
     RefusalCode.CREDENTIAL_UNAVAILABLE,
     "the credential's secret does not open",
-    "an operator submits it again with: coatcheck credential rotate NAME",
+    "an operator looks whether a key-encryption key is missing (GET /readyz); if none is, submits the secret again: "
+    "coatcheck credential rotate NAME",
 )

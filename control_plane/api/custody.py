@@ -253,8 +253,9 @@ class CustodyApi:
         return Items(items=[KekOut.of(status) for status in await self.keks.statuses()])
 
     async def reload_keks(self) -> Items[KekOut]:
-        """Reads the settings' files again now. Every replica does so by itself within ten seconds."""
-        await self.keks.reload_or_keep()
+        """Reads the settings' files again now; 422 where they cannot be read. Every replica does so by itself within
+        ten seconds."""
+        await self.keks.reload_or_refuse()
         return await self.list_keks()
 
     async def start_rewrap(self, request: Request) -> RewrapOut:

@@ -117,6 +117,8 @@ def _expectation(error: Mapping[str, Any]) -> str:
             return "there is no such field"
         case "missing":
             return "is missing"
+        case "model_type" | "dataclass_type" | "model_attributes_type":
+            return "an object is expected"  # and not the name of a class of ours
         case "string_pattern_mismatch" if (words := IN_WORDS.get(error["ctx"]["pattern"])) is not None:
             return words
         case "value_error":

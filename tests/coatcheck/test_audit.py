@@ -64,6 +64,7 @@ def test_an_export_does_not_vouch_for_its_own_keys(machine: Machine, exported: P
     said = machine.typed("audit", "verify", "--file", str(exported), "--key", str(tmp_path / "other.json"), status=1)
 
     assert "not signed by a known key" in said.err
+    assert "give that one's public keys with --key" in said.err
 
 
 def test_a_tail_that_was_cut_off_is_found_by_a_head_taken_earlier(

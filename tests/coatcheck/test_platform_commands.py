@@ -10,6 +10,7 @@ def test_access_is_listed_and_a_request_is_tried_without_being_made(machine: Mac
     listed = machine.json("access", "list", "--subject", "local")
     table = machine.typed("access", "list")
     allowed = machine.typed("access", "check", "GET", f"{machine.upstream.url}/v1", "--credential", "weather")
+    bare = machine.typed("access", "check", "GET", f"{machine.upstream.url}/v1")
     refused = machine.typed("access", "check", "get", "https://nobody.example/", status=1)
     unknown = machine.typed("access", "check", "GET", "nobody.example", status=1)
     asked = ("access", "check", "GET", f"{machine.upstream.url}/v1", "--credential", "weather")
@@ -19,7 +20,8 @@ def test_access_is_listed_and_a_request_is_tried_without_being_made(machine: Mac
 
     assert "weather" in [each["credential"] for each in listed]
     assert "weather" in table.out
-    assert "allowed" in allowed.out
+    assert "allowed\n" in allowed.out
+    assert "allowed, without any credential" in bare.out
     assert "destination_denied" in refused.out
     assert "coatcheck allow add nobody.example" in refused.out
     assert "url" in unknown.err

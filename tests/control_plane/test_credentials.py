@@ -246,6 +246,14 @@ def test_an_unknown_field_of_a_change_is_refused(workspace: Workspace) -> None:
     assert (response.status_code, response.json()["detail"]) == (422, "name: there is no such field")
 
 
+def test_a_destination_that_is_no_object_is_refused_in_words_of_the_api(workspace: Workspace) -> None:
+    workspace.add_credential()
+
+    response = workspace.patch_credential({"destinations": ["https://api.example.com"]})
+
+    assert (response.status_code, response.json()["detail"]) == (422, "destinations.0: an object is expected")
+
+
 def test_an_empty_list_is_never_everything(workspace: Workspace) -> None:
     workspace.add_credential()
 

@@ -91,6 +91,23 @@ def test_a_key_that_cannot_retire_is_refused_with_the_reason(
     assert response.json()["hint"]
 
 
+@pytest.mark.parametrize("asked", ["/v1/keks/reload", "/v1/keks/rewrap"])
+def test_a_key_file_that_cannot_be_read_is_said_to_whoever_has_it_read(
+    in_a_folder: Workspace, tmp_path: Path, asked: str
+) -> None:
+    plane = in_a_folder.control_plane
+    before = keks(plane)
+    private_file(tmp_path / "keks" / "2.hex", os.urandom(32).hex())
+    (tmp_path / "keks" / "2.hex").chmod(0o644)
+
+    response = plane.admin("POST", asked, {})
+
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_field")
+    assert "kek_settings_unreadable" in response.json()["hint"]
+    assert keks(plane) == before
+    assert plane.admin("GET", "/v1/keks/rewrap").status_code == 404
+
+
 def test_without_any_rewrap_there_is_no_status(in_a_folder: Workspace) -> None:
     assert in_a_folder.control_plane.admin("GET", "/v1/keks/rewrap").status_code == 404
 
