@@ -5,14 +5,16 @@ import datetime
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
 import trustme
 from cryptography import x509
 
+from egress_proxy import certificates
 from egress_proxy.ca import CertificateAuthority, create_ca
 from egress_proxy.certificates import LOOK_SECONDS, Certificates, Source
 from egress_proxy.core.proofs import parse_accepted
@@ -24,6 +26,14 @@ from tests.support.control_plane_simulator import ControlPlaneSimulator
 from tests.support.upstream import Upstream, plain
 
 CERTIFICATES = "egress_proxy/certificates.py"
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> list[MutableMapping[str, Any]]:
+    """What the module logs, whatever level another test has set for the process."""
+    captured = structlog.testing.LogCapture()
+    monkeypatch.setattr(certificates, "log", structlog.wrap_logger(None, processors=[captured]))
+    return captured.entries
 
 
 def seen(fact: Callable[[], bool], *, within: float = 15) -> bool:
@@ -206,15 +216,16 @@ async def test_what_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     assert watched.adopted == []
 
 
-async def test_a_bad_file_is_refused_once_and_taken_when_it_is_good(tmp_path: Path) -> None:
+async def test_a_bad_file_is_refused_once_and_taken_when_it_is_good(
+    tmp_path: Path, logs: list[MutableMapping[str, Any]]
+) -> None:
     watched = Watched(tmp_path)
     watched.file.write_text("half of it")
 
-    with structlog.testing.capture_logs() as logs:
-        for _ in range(3):
-            await watched.look()
-        watched.write(100)
+    for _ in range(3):
         await watched.look()
+    watched.write(100)
+    await watched.look()
 
     assert watched.counters.certificate_reloads == {"refused": 1, "adopted": 1}
     assert len(watched.adopted) == 1
@@ -245,13 +256,14 @@ async def test_a_certificate_that_has_ended_does_not_replace_one_that_has_not(tm
     assert watched.certificates.seconds_left[0][2] > 0
 
 
-async def test_its_end_is_said_at_fourteen_days_once_a_day_and_counted_below_zero(tmp_path: Path) -> None:
+async def test_its_end_is_said_at_fourteen_days_once_a_day_and_counted_below_zero(
+    tmp_path: Path, logs: list[MutableMapping[str, Any]]
+) -> None:
     watched = Watched(tmp_path, days=15)
 
-    with structlog.testing.capture_logs() as logs:
-        for hours in (0, 25, 1, 24, 24 * 14):
-            watched.now += hours * 3_600
-            await watched.look()
+    for hours in (0, 25, 1, 24, 24 * 14):
+        watched.now += hours * 3_600
+        await watched.look()
 
     events = [(each["event"], each["days_left"]) for each in logs]
     assert events == [("certificate_ends_soon", 13), ("certificate_ends_soon", 12), ("certificate_has_ended", -2)]
