@@ -35,11 +35,13 @@ from coatcheck import (
     tenant,
 )
 from coatcheck.doctor import doctor
+from coatcheck.elsewhere import Elsewhere
 from coatcheck.exchange import exchange
 from coatcheck.explain import why
 from coatcheck.run import run
 from coatcheck.secret_input import NEVER_AN_ARGUMENT, OPTIONS_PEOPLE_TRY
 from coatcheck.stack import down, status, up
+from coatcheck.state import TENANT
 from coatcheck.terminal import DEFAULT_HOME, CommandError, Invocation, WrongUsageError, complain
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
@@ -67,8 +69,28 @@ def options(
         Path, typer.Option(metavar="DIR", envvar="COATCHECK_HOME", help="The state folder.")
     ] = DEFAULT_HOME,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON.")] = False,
+    control_plane: Annotated[
+        str | None,
+        typer.Option(metavar="URL", envvar="COATCHECK_URL", help="Not the local stack's control plane, but this one."),
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="COATCHECK_ADMIN_TOKEN_FILE", help="With it: an administrator's token."),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="COATCHECK_CA_FILE", help="With it: whom to trust, else the system's."),
+    ] = None,
+    tenant: Annotated[
+        str, typer.Option(metavar="T", envvar="COATCHECK_TENANT", help="Whose credentials, grants, limits, alarms.")
+    ] = TENANT,
 ) -> None:
-    context.obj = Invocation(Path(os.path.abspath(home.expanduser())), as_json)  # noqa: PTH100 - keeps symbolic links
+    context.obj = Invocation(
+        home=Path(os.path.abspath(home.expanduser())),  # noqa: PTH100 - keeps symbolic links
+        as_json=as_json,
+        tenant=tenant,
+        elsewhere=Elsewhere.asked_for(control_plane, admin_token_file, ca_file),
+    )
 
 
 _RUNNING: Final = "Run programs"

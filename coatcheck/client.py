@@ -6,6 +6,7 @@ runtime's secret go to nobody else. Proxies and CA variables of the shell are ig
 loopback.
 """
 
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,9 +15,10 @@ from urllib.parse import quote
 
 import httpx
 
+from coatcheck.elsewhere import Elsewhere
 from coatcheck.record import TRUSTS_NOBODY, own_stack
 from coatcheck.state import RUNTIME_CLIENT, TENANT, StateFolder
-from coatcheck.terminal import CommandError
+from coatcheck.terminal import CommandError, WrongUsageError
 from control_plane.contract.headers import (
     GRANT_TYPE_TOKEN_EXCHANGE,
     TOKEN_TYPE_JWT,
@@ -67,22 +69,46 @@ class ControlPlane:
     """The operator's view (`/v1`, with the admin token) and the local runtime's (`/oauth`, with its own secret)."""
 
     def __init__(
-        self, where: Callable[[], str], *, admin_token: Secret, runtime_secret: Secret, tenant: str = TENANT
+        self,
+        where: Callable[[], str],
+        *,
+        admin_token: Secret,
+        runtime_secret: Secret | None,
+        tenant: str = TENANT,
+        trust: ssl.SSLContext = TRUSTS_NOBODY,
+        if_unreachable: str = "see 'coatcheck status', start it with 'coatcheck up'",
+        if_unknown: str = "the state folder's admin token is not this control plane's: see 'coatcheck doctor'",
     ) -> None:
         self._where = where
-        self._tenant = f"/v1/tenants/{tenant}"
+        self._if_unreachable = if_unreachable
+        self._if_unknown = if_unknown
+        self._tenant = f"/v1/tenants/{_segment(tenant)}"
         self._tenant_name = tenant
-        self._http = httpx.Client(verify=TRUSTS_NOBODY, trust_env=False, timeout=TIMEOUT_SECONDS)
+        self._http = httpx.Client(verify=trust, trust_env=False, timeout=TIMEOUT_SECONDS)
         self._admin = {"Authorization": f"Bearer {admin_token.reveal()}"}
-        self._runtime = httpx.BasicAuth(RUNTIME_CLIENT, runtime_secret.reveal())
+        self._runtime = httpx.BasicAuth(RUNTIME_CLIENT, runtime_secret.reveal()) if runtime_secret else None
 
     @classmethod
-    def of(cls, state: StateFolder) -> Self:
+    def of(cls, state: StateFolder, *, tenant: str = TENANT) -> Self:
         """The one of this folder's stack, wherever it listens by then: looked up before every call."""
         return cls(
             lambda: own_stack(state).control_plane_url,
             admin_token=state.admin_token(),
             runtime_secret=state.client_secret(RUNTIME_CLIENT),
+            tenant=tenant,
+        )
+
+    @classmethod
+    def elsewhere(cls, elsewhere: Elsewhere, *, tenant: str) -> Self:
+        """One that is administered from here. There is no runtime of ours there. Raises `CommandError`."""
+        return cls(
+            lambda: elsewhere.url,
+            admin_token=elsewhere.admin_token(),
+            runtime_secret=None,
+            tenant=tenant,
+            trust=elsewhere.trust(),
+            if_unreachable="is the URL right, does it run, and is its certificate trusted (--ca-file)?",
+            if_unknown=f"the token in {elsewhere.admin_token_file} is not believed there",
         )
 
     def __enter__(self) -> Self:
@@ -305,7 +331,7 @@ class ControlPlane:
             ) as response:
                 if response.is_error:
                     response.read()
-                    raise _refused(response)
+                    raise _refused(response, if_unknown=self._if_unknown)
                 yield from response.iter_lines()
         except httpx.HTTPError:
             raise CommandError(
@@ -401,6 +427,8 @@ class ControlPlane:
             return False
 
     def _token(self, **form: str) -> Exchanged:
+        if self._runtime is None:
+            raise WrongUsageError("an exchange by hand is the local stack's; docs/exchange.md has it by curl")
         fields = {"grant_type": GRANT_TYPE_TOKEN_EXCHANGE, **form}
         response = self._send("POST", "/oauth/token", data=fields, auth=self._runtime)
         return Exchanged(_answer(response, "proxy_credential", "expires_in"))
@@ -421,7 +449,7 @@ class ControlPlane:
         except httpx.ConnectError:
             moved = self._where()  # started again meanwhile, on another port
             if moved == url:
-                raise _unreachable(url) from None
+                raise self._unreachable(url) from None
             return self._send(method, path, **how)
         except httpx.TimeoutException:
             raise CommandError(
@@ -429,16 +457,13 @@ class ControlPlane:
                 "look at 'coatcheck doctor'",
             ) from None
         except httpx.HTTPError:
-            raise _unreachable(url) from None
+            raise self._unreachable(url) from None
         if response.is_error:
-            raise _refused(response)
+            raise _refused(response, if_unknown=self._if_unknown)
         return response
 
-
-def _unreachable(url: str) -> CommandError:
-    return CommandError(
-        f"the control plane at {url} cannot be reached", "see 'coatcheck status', start it with 'coatcheck up'"
-    )
+    def _unreachable(self, url: str) -> CommandError:
+        return CommandError(f"the control plane at {url} cannot be reached", self._if_unreachable)
 
 
 def _answer(response: httpx.Response, *expected: str) -> Json:
@@ -454,7 +479,7 @@ def _answer(response: httpx.Response, *expected: str) -> Json:
     return said
 
 
-def _refused(response: httpx.Response) -> RefusedCommandError:
+def _refused(response: httpx.Response, *, if_unknown: str) -> RefusedCommandError:
     """From problem details (RFC 9457) or an OAuth error (RFC 6749 §5.2)."""
     try:
         said = response.json()
@@ -466,7 +491,7 @@ def _refused(response: httpx.Response) -> RefusedCommandError:
     detail = str(said.get("detail") or said.get("error_description") or said.get("title") or "no reason given")
     hint = str(said.get("hint") or "")
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        hint = hint or "the state folder's admin token is not this control plane's: see 'coatcheck doctor'"
+        hint = hint or if_unknown
     return RefusedCommandError(
         f"{detail.rstrip('.')} ({code})", hint.rstrip("."), code=code, status=response.status_code
     )

@@ -6,7 +6,7 @@ import typer
 
 from coatcheck.stack import control_plane_of
 from coatcheck.state import SUBJECT
-from coatcheck.terminal import show_json
+from coatcheck.terminal import WrongUsageError, invocation, show_json
 
 
 def exchange(
@@ -19,6 +19,8 @@ def exchange(
     Prints the answer as JSON. It holds a live placeholder and a live proxy credential. The session stays open until it
     runs out.
     """
+    if invocation(context).elsewhere is not None:
+        raise WrongUsageError("an exchange by hand is the local stack's; docs/exchange.md has it by curl")
     with control_plane_of(context) as control_plane:
         session = control_plane.open_session(subject)
         show_json(control_plane.exchange(session["session_token"], audience).answer)

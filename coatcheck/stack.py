@@ -75,8 +75,13 @@ def joined_stack(state: StateFolder) -> Iterator[RunningStack]:
 @contextlib.contextmanager
 def control_plane_of(context: typer.Context) -> Iterator[ControlPlane]:
     """The control plane that a command talks to."""
-    state = StateFolder(invocation(context).home)
-    with joined_stack(state), ControlPlane.of(state) as control_plane:
+    asked = invocation(context)
+    if asked.elsewhere is not None:
+        with ControlPlane.elsewhere(asked.elsewhere, tenant=asked.tenant) as control_plane:
+            yield control_plane
+        return
+    state = StateFolder(asked.home)
+    with joined_stack(state), ControlPlane.of(state, tenant=asked.tenant) as control_plane:
         yield control_plane
 
 

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from coatcheck.elsewhere import Elsewhere
 
 _UNWRAPPED_COLUMNS: Final = 10_000
 """Standard output that is no terminal is never wrapped or cut: other programs read it."""
@@ -43,6 +46,9 @@ class Invocation:
 
     home: Path
     as_json: bool
+    tenant: str
+    elsewhere: "Elsewhere | None"
+    """The control plane to talk to; None: the one of the local stack."""
 
 
 DEFAULT_HOME: Final = Path("~/.coatcheck")
