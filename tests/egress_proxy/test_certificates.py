@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import logging
 import ssl
 import threading
 import time
@@ -32,7 +33,9 @@ CERTIFICATES = "egress_proxy/certificates.py"
 def logs(monkeypatch: pytest.MonkeyPatch) -> list[MutableMapping[str, Any]]:
     """What the module logs, whatever level another test has set for the process."""
     captured = structlog.testing.LogCapture()
-    monkeypatch.setattr(certificates, "log", structlog.wrap_logger(None, processors=[captured]))
+    everything = structlog.make_filtering_bound_logger(logging.NOTSET)
+    logger = structlog.wrap_logger(None, processors=[captured], wrapper_class=everything)
+    monkeypatch.setattr(certificates, "log", logger)
     return captured.entries
 
 
