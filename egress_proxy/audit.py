@@ -88,11 +88,10 @@ class Room:
 
     def add(self) -> bool:
         """Take a place; False: there is none."""
-        part = self._part
-        if self.used >= part.tenant_quota or part.count >= part.capacity:
+        if self.is_full:
             return False
         self.used += 1
-        part.count += 1
+        self._part.count += 1
         return True
 
     def remove(self) -> None:

@@ -39,15 +39,11 @@ class TlsLayer:
     """
 
     __slots__ = (
-        "_add",
-        "_decrypt",
-        "_encrypt",
         "_established",
         "_incoming",
         "_is_paused",
         "_loop",
         "_lower",
-        "_lower_write",
         "_object",
         "_on_data",
         "_on_end",
@@ -56,7 +52,6 @@ class TlsLayer:
         "_outgoing",
         "_resuming",
         "_stopped",
-        "_take",
     )
 
     def __init__(
@@ -75,11 +70,8 @@ class TlsLayer:
         """`server_hostname` None: we are the server."""
         self._loop = loop
         self._lower = lower
-        self._lower_write = lower.write
         self._incoming = ssl.MemoryBIO()
-        self._add = self._incoming.write
         self._outgoing = ssl.MemoryBIO()
-        self._take = self._outgoing.read
         self._object = context.wrap_bio(
             self._incoming,
             self._outgoing,
@@ -88,7 +80,6 @@ class TlsLayer:
             session=session,
         )
         self._on_established = on_established
-        self._encrypt, self._decrypt = self._object.write, self._object.read
         self._on_data = on_data
         self._on_end = on_end
         self._on_failure = on_failure
@@ -122,7 +113,7 @@ class TlsLayer:
 
     def feed(self, data: bytes) -> None:
         """Bytes from below."""
-        self._add(data)
+        self._incoming.write(data)
         if self._established:
             self._read()
         else:
@@ -140,11 +131,11 @@ class TlsLayer:
         if self._stopped and not self._established:
             return
         try:
-            self._encrypt(data)
+            self._object.write(data)
         except ssl.SSLError as error:  # after a close_notify or a fatal alert
             self._fail(error)
             return
-        self._lower_write(self._take())
+        self._lower.write(self._outgoing.read())
 
     def pause_reading(self) -> None:
         self._is_paused = True
@@ -205,7 +196,7 @@ class TlsLayer:
 
     def _read(self) -> None:
         """Hand on what can be decrypted. Hot path: each call of OpenSSL or a BIO that is not needed shows."""
-        incoming, read = self._incoming, self._decrypt
+        incoming, read = self._incoming, self._object.read
         try:
             while not self._is_paused and not self._stopped:
                 data = read(READ_BYTES)
