@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trustme
 
+from control_plane.contract.settings import PROXY_PREFIX, refuse_unknown_settings
 from tests.coatcheck.conftest import Said, type_command
 from tests.control_plane.serving import ADMIN_TOKEN, control_plane_in
 
@@ -63,6 +64,14 @@ def test_a_tenants_things_are_made_and_seen_there(remote: Remote) -> None:
     assert remote.json("credential", "list", tenant="other") == []
     assert {each["purpose"] for each in remote.json("key", "list")} >= {"signing", "tag"}
     assert not remote.home.exists()
+
+
+def test_the_variables_of_the_command_line_stop_no_program(remote: Remote) -> None:
+    names = ("URL", "ADMIN_TOKEN_FILE", "CA_FILE", "TENANT")
+
+    refuse_unknown_settings({f"COATCHECK_{name}": "x" for name in names}, prefix=PROXY_PREFIX, names=())
+
+    assert all(f"COATCHECK_{name}" in remote.typed("--help").out for name in names)
 
 
 @pytest.mark.guards(ELSEWHERE, 'if parts.scheme == "http" and parts.hostname not in _LOOPBACK:', "if False:")
