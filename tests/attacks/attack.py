@@ -58,27 +58,24 @@ def attacks(
 def refuses(way: Way, raw: bytes, *, line: Line | None = None) -> Verdict:
     """An error or a hang-up, and nothing upstream: neither a request nor any byte of the key."""
     seen, elsewhere = Seen(way.origin), Seen(way.other_origin)
-    response, line, is_over = _ask(way, raw, line)
-    if response is not None and response.status < 400:
-        return f"answered {response.status}"
-    if response is None and not is_over:
-        return "neither answered nor hung up"
-    if seen.requests or elsewhere.requests:
-        return "reached an origin"
-    return _no_key(way, line, seen, elsewhere)
+    verdict, line = _no_request(way, raw, line, seen, elsewhere)
+    return verdict or _no_key(way, line, seen, elsewhere)
 
 
 def never_whole(way: Way, raw: bytes) -> Verdict:
     """As `refuses`, for what is wrong behind the head: the origin may have seen a beginning, never a whole request."""
-    seen, elsewhere = Seen(way.origin), Seen(way.other_origin)
-    response, line, is_over = _ask(way, raw, None)
+    verdict, line = _no_request(way, raw, None, Seen(way.origin), Seen(way.other_origin))
+    return verdict or ("the key came back" if _came_back(way, line) else "")
+
+
+def _no_request(way: Way, raw: bytes, line: Line | None, *seen: Seen) -> tuple[Verdict, Line]:
+    """An error or a hang-up, and no whole request at an origin; and the line that it was asked on."""
+    response, line, is_over = _ask(way, raw, line)
     if response is not None and response.status < 400:
-        return f"answered {response.status}"
+        return f"answered {response.status}", line
     if response is None and not is_over:
-        return "neither answered nor hung up"
-    if seen.requests or elsewhere.requests:
-        return "a whole request reached an origin"
-    return "the key came back" if _came_back(way, line) else ""
+        return "neither answered nor hung up", line
+    return ("reached an origin" if any(each.requests for each in seen) else ""), line
 
 
 def carries_as_text(way: Way, raw: bytes, text: bytes) -> Verdict:
