@@ -1,6 +1,7 @@
 """Raising alarms, and telling them: in the trail, in the log, to hooks.
 
     a proxy asks about, or reports, a placeholder in the wrong hands     → `sighted`, `heard`
+    a proxy reports a reply that held the secret                         → `heard`
     the same placeholder and caller within a quarter of an hour          → counted, nobody is told again
     otherwise                                                            → raised: trail, log, a delivery for each hook
 
@@ -20,7 +21,7 @@ import structlog
 
 from control_plane.contract.caller import Caller, ClientId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.wire import AuditEvent
+from control_plane.contract.wire import LEAK_BLOCKED, AuditEvent
 from control_plane.core.alarms import (
     SIGNATURE_HEADER,
     Alarm,
@@ -102,9 +103,11 @@ class Alarms:
     async def heard(self, events: Sequence[AuditEvent], new: Set[str]) -> None:
         """What proxies decided by what they remembered, without asking. An event that is not among the `new` ones was
         delivered before; whether its alarm was raised then is not known, so it is looked at, and not counted."""
-        mismatches = [event for event in events if event.true_code is RefusalCode.CALLER_MISMATCH]
-        for event in mismatches:
-            if event.placeholder_id is None or event.tenant is None or event.client is None or event.subject is None:
+        for event in events:
+            kind = _kind_of(event)
+            if kind is None or event.placeholder_id is None:
+                continue
+            if event.tenant is None or event.client is None or event.subject is None:
                 continue
             async with self._store.read(_SCOPE) as records:
                 token = await records.tokens.get(PlaceholderId(event.placeholder_id))
@@ -117,7 +120,7 @@ class Alarms:
                 session=SessionId(event.session) if event.session is not None else None,
             )
             sighting = Sighting(
-                kind=AlarmKind.STOLEN_PLACEHOLDER,
+                kind=kind,
                 tenant=token.tenant,
                 placeholder_id=token.id,
                 credential=event.credential,
@@ -126,7 +129,7 @@ class Alarms:
                 at=self._clock(),
                 request_id=event.request_id,
             )
-            if caller != token.caller:
+            if (caller == token.caller) is (kind is AlarmKind.SECRET_RETURNED):
                 self.sighted(sighting, times=1 if event.event_id in new else 0)
 
     async def once(self) -> None:
@@ -348,6 +351,12 @@ class HookDelivery:
         except RefusedError as refused:
             return refused.refusal.code.value
         return None if 200 <= reply.status < 300 else f"status {reply.status}"
+
+
+def _kind_of(event: AuditEvent) -> AlarmKind | None:
+    if event.true_code is RefusalCode.CALLER_MISMATCH:
+        return AlarmKind.STOLEN_PLACEHOLDER
+    return AlarmKind.SECRET_RETURNED if event.action == LEAK_BLOCKED else None
 
 
 def _scope_of(tenant: TenantId | None) -> Scope:

@@ -101,6 +101,7 @@ from control_plane.sessions import Sessions
 from control_plane.sharing import Hints, shared
 from control_plane.source_registry import SourceRegistry
 from control_plane.sources import REFRESH_SECONDS, SecretSources
+from control_plane.suspension import Suspensions
 from control_plane.trail import Actor, Trail
 from control_plane.trail_export import TrailExport
 from control_plane.upkeep import ROUND_SECONDS, Chore, Upkeep, keep_up
@@ -314,6 +315,7 @@ async def _assembled(
         injectors=injectors,
         quotas=quotas,
         alarms=alarms,
+        suspensions=Suspensions(store, trail, clock=clock),
         counters=counters,
         clock=clock,
     )

@@ -177,6 +177,8 @@ class Resolution:
             return replace(_REVOKED, binding=binding)
         if facts.credential is None or facts.version is None or binding is None or not binding.scopes:
             return replace(_REVOKED, binding=binding)
+        if facts.token.suspended_until is not None and now < facts.token.suspended_until:
+            return replace(_SUSPENDED, binding=binding)
         # (5) Not expired.
         if now >= facts.token.expires_at:
             return replace(_EXPIRED, binding=binding)
@@ -388,6 +390,11 @@ _REVOKED = Refused(
     RefusalCode.REVOKED_PLACEHOLDER,
     "the placeholder was revoked, or its session, grant or credential is gone",
     "exchange again for a new one",
+)
+_SUSPENDED = Refused(
+    RefusalCode.REVOKED_PLACEHOLDER,
+    "the placeholder is suspended: replies to its requests gave its secret back, several times within ten minutes",
+    "see what the upstream echoes (coatcheck audit tail shows leak_blocked); it works again by itself in ten minutes",
 )
 _EXPIRED = Refused(RefusalCode.EXPIRED_PLACEHOLDER, "the placeholder has expired", "renew it, or exchange again")
 _DESTINATION_DENIED = Refused(

@@ -32,6 +32,7 @@ REPAIRS: Final = frozenset(
         "direct.revoke",
         "grant.remove",
         "placeholder.revoke",
+        "placeholder.suspend",
         "proxy_credential.revoke",
         "rotation.canary",
         "rotation.cancel",

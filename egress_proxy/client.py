@@ -23,7 +23,7 @@ import structlog
 from control_plane.contract.destination import InvalidDestinationError, canonical_host, is_ip_literal
 from control_plane.contract.placeholder import ForgedTokenError, GenuineToken, TokenKind, parse
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.wire import AuditEvent
+from control_plane.contract.wire import LEAK_BLOCKED, AuditEvent, Binding
 from egress_proxy.audit import RepeatedEvent, Room
 from egress_proxy.ca import UnusableCaError
 from egress_proxy.client_hello import (
@@ -785,7 +785,7 @@ class ClientConnection(asyncio.Protocol):
 
     def exchange_failed(self, exchange: Exchange, refusal: Refusal) -> None:
         """It ended otherwise: with this refusal, if no reply has begun; else by breaking off."""
-        self._forget_exchange(exchange, is_refused=exchange.status is None)
+        self._forget_exchange(exchange)
         if exchange.status is None:
             self._refuse(refusal, forward=exchange.forward, close=exchange.wants_body)
             return
@@ -828,7 +828,7 @@ class ClientConnection(asyncio.Protocol):
         services.quotas.settle(exchange.taken, exchange.tokens_used(is_whole=is_whole), services.loop.time())
         exchange.taken = None
 
-    def _forget_exchange(self, exchange: Exchange, *, is_refused: bool = False) -> None:
+    def _forget_exchange(self, exchange: Exchange) -> None:
         services = self.services
         self._count_out()
         self.exchange = None
@@ -841,9 +841,9 @@ class ClientConnection(asyncio.Protocol):
                     services.tally.count(binding, exchange.status)
         if exchange.hits:
             services.counters.secrets_scrubbed += exchange.hits
-            if not is_refused:
-                self._record("leak_blocked", forward=exchange.forward, status=exchange.status)
+            # Of several secrets it is not known which one came back.
             for binding in exchange.forward.bindings:
+                self._record(LEAK_BLOCKED, forward=exchange.forward, status=exchange.status, binding=binding)
                 services.leaks.note(binding.placeholder_id, services.loop.time())
 
     def _count_out(self) -> None:
@@ -876,8 +876,7 @@ class ClientConnection(asyncio.Protocol):
         head = self._head
         has_body = head is None or head.framing is Framing.CHUNKED or head.content_length > 0
         close = close or has_body or head is None or not head.keep_alive or self.is_draining
-        is_leak = refusal.code is RefusalCode.RESPONSE_LEAK_BLOCKED
-        self._record("leak_blocked" if is_leak else "refuse", refusal=refusal, decided=decided, forward=forward)
+        self._record("refuse", refusal=refusal, decided=decided, forward=forward)
         self.services.counters.refusals[refusal.code.value] += 1
         self.write(
             render_refusal(
@@ -915,9 +914,10 @@ class ClientConnection(asyncio.Protocol):
         decided: Refuse | None = None,
         forward: Forward | None = None,
         status: int | None = None,
+        binding: Binding | None = None,
     ) -> None:
-        """The audit event of this decision; and for a refusal the log line."""
-        event = self._event(action, refusal=refusal, decided=decided, forward=forward, status=status)
+        """The audit event of this decision; and for a refusal the log line. `binding`: which of several it is about."""
+        event = self._event(action, refusal=refusal, decided=decided, forward=forward, status=status, binding=binding)
         self.services.audit.record(event)
         if refusal is not None:
             log.info(
@@ -944,13 +944,14 @@ class ClientConnection(asyncio.Protocol):
         decided: Refuse | None = None,
         forward: Forward | None = None,
         status: int | None = None,
+        binding: Binding | None = None,
     ) -> AuditEvent:
         services, facts, head = self.services, forward or decided, self._head
         caller = facts.caller if facts is not None else None
         endpoint = facts.endpoint if facts is not None else self._facts.tunnel
-        if forward is not None:
+        if binding is None and forward is not None:
             binding = forward.bindings[0] if forward.bindings else None
-        else:
+        elif binding is None:
             binding = decided.binding if decided is not None else None
         return AuditEvent(
             event_id=services.request_ids.next(),

@@ -1,8 +1,8 @@
 """Secrets that came back in replies: each is told to the audit trail, and too many suspend their placeholder.
 
 Rule: once may be an upstream's error message that quotes a field; `LEAKS` times within `WINDOW_SECONDS` is somebody who
-uses an upstream as a mirror. The suspension is this proxy's own, ends by itself after the same time, and touches no
-other placeholder.
+uses an upstream as a mirror. The suspension is this worker's own and begins at once; the control plane counts what all
+of them report, and suspends for all of them. It ends by itself after the same time, and touches no other placeholder.
 """
 
 from collections import OrderedDict, deque

@@ -49,6 +49,7 @@ from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Position, Store, Wake
 from control_plane.resolution import Resolution
 from control_plane.rotation import RotationKeeper
+from control_plane.suspension import Suspensions
 from control_plane.trail import Actor
 
 _EVENTS_AT_ONCE: Final = 500
@@ -69,6 +70,7 @@ class InternalApi:
     injectors: Injectors
     quotas: Quotas
     alarms: Alarms
+    suspensions: Suspensions
     counters: Counters
     clock: Clock
 
@@ -178,6 +180,7 @@ class InternalApi:
         reach("audit.received")
         await self.rotations.reconsider(counted)
         await self.alarms.heard(events, added)
+        await self.suspensions.heard(events)
         return Response(status_code=204)
 
     def _events_of(self, batch: AuditBatch, proxy: Client, own_request_id: str) -> list[AuditEvent]:

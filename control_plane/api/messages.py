@@ -838,6 +838,8 @@ class PlaceholderOut(_Outgoing):
     created_at: float
     expires_at: float
     revoked_at: float | None
+    suspended_until: float | None
+    """It is refused until then: replies to its requests gave its secret back, again and again."""
 
     @classmethod
     def of(cls, named: NamedToken) -> "PlaceholderOut":
@@ -852,6 +854,7 @@ class PlaceholderOut(_Outgoing):
             created_at=token.created_at,
             expires_at=token.expires_at,
             revoked_at=token.revoked_at,
+            suspended_until=token.suspended_until,
         )
 
 

@@ -283,6 +283,9 @@ def issuer_of(issuer: str) -> str:
 # --- audit -----------------------------------------------------------------------------------------------------------
 
 
+LEAK_BLOCKED: Final = "leak_blocked"
+
+
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
     """The record of one decision: names, never values. `path` is the one before the swap, redacted, ≤ 256 bytes."""
@@ -291,8 +294,8 @@ class AuditEvent:
     at: float
     request_id: str
     action: str
-    """`swap`, `forward` (no credential in it), `refuse`, `leak_blocked`, `replies` (how many answers of which status a
-    version got, of one subject); at the control plane `credential.add`, …"""
+    """`swap`, `forward` (no credential in it), `refuse`, `leak_blocked` (the secret came back), `replies` (how many
+    answers of which status a version got, of one subject); at the control plane `credential.add`, …"""
     tenant: str | None = None
     subject: str | None = None
     session: str | None = None

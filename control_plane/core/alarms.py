@@ -27,12 +27,14 @@ class AlarmKind(StrEnum):
     """A genuine placeholder from a caller that it was not issued to."""
     DECOY_USED = "decoy_used"
     """A placeholder that nobody was ever given to use."""
+    SECRET_RETURNED = "secret_returned"
+    """A reply to its own caller held the secret that a placeholder stands for."""
     TEST = "test"
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A placeholder was seen where it does not belong."""
+    """A placeholder was seen where it does not belong, or its secret where that does not."""
 
     kind: AlarmKind
     tenant: TenantId
@@ -182,6 +184,8 @@ def sentence(alarm: Alarm) -> str:
             what = "the placeholder was used by a caller that it was not issued to"
         case AlarmKind.DECOY_USED:
             what = "a decoy was used"
+        case AlarmKind.SECRET_RETURNED:
+            return "a reply held the secret, which was taken out of it"
         case AlarmKind.TEST:
             return "a test of the alarm"
     return f"{what}, of another tenant" if alarm.is_foreign else what

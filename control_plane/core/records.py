@@ -300,6 +300,8 @@ class Token:
     """What it is narrowed to beyond its grants (`core.scopes`). Empty: nothing more."""
     act: Chain = ()
     """Who acts with it for the subject."""
+    suspended_until: float | None = None
+    """Until then it is answered with a "no", because its secret kept coming back in replies."""
 
     @property
     def caller(self) -> Caller:

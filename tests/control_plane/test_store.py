@@ -824,3 +824,33 @@ async def test_a_statement_that_takes_long_holds_up_nobody_and_is_waited_for_by_
     async with store.write(PLATFORM) as records:
         await records.tenants.add(Tenant(ACME, 1.5))
     await database.close()
+
+
+async def test_leaks_of_one_placeholder_since_then_are_counted_to_a_limit(store: SqlStore) -> None:
+    await fill(store, ACME)
+    leaks = [
+        event(number, ACME, action="leak_blocked", placeholder_id=of, at=at)
+        for number, of, at in ((11, token().id, 1.0), (12, token().id, 5.0), (13, "ph_x", 6.0), (14, token().id, 7.0))
+    ]
+    async with store.write(PLATFORM) as records:
+        await records.audit.append([*leaks, event(15, ACME, action="swap", placeholder_id=token().id, at=8.0)])
+
+    async with store.read(PLATFORM) as records:
+        counts = [
+            await records.audit.leaks(token(), since=since, limit=limit)
+            for since, limit in ((0.0, 9), (2.0, 9), (7.0, 9), (0.0, 2))
+        ]
+
+    assert counts == [3, 2, 0, 2]
+
+
+async def test_a_suspended_token_is_itself_in_all_else(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.write(PLATFORM) as records:
+        await records.tokens.suspend(token().id, 77.5)
+
+    async with store.read(PLATFORM) as records:
+        facts = await records.hot.token_facts(token().sha256)
+    assert facts is not None
+    assert facts.token == token(suspended_until=77.5)

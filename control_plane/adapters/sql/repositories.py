@@ -24,6 +24,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    literal_column,
     or_,
     select,
     true,
@@ -57,7 +58,7 @@ from control_plane.adapters.sql.tables import (
 )
 from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.wire import AuditEvent
+from control_plane.contract.wire import LEAK_BLOCKED, AuditEvent
 from control_plane.core.audit import event_to_json
 from control_plane.core.records import (
     Change,
@@ -625,6 +626,10 @@ class SqlTokens:
         where = (TOKENS.c.sha256 == sha256, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
         return await self._tx.change(update(TOKENS).where(*where).values(expires_at=expires_at)) == 1
 
+    async def suspend(self, token: PlaceholderId, until: float) -> None:
+        where = (TOKENS.c.id == token, self._tx.mine(TOKENS.c.tenant))
+        await self._tx.change(update(TOKENS).where(*where).values(suspended_until=until))
+
     async def revoke(self, tokens: Sequence[Token], at: float) -> None:
         statement = self._revocation(TOKENS.c.sha256 == bindparam("of_sha256"), at)
         await self._tx.change_each(statement, [{"of_sha256": token.sha256} for token in tokens])
@@ -815,6 +820,18 @@ class SqlAudit:
             statement = statement.where(AUDIT.c.request_id == request_id)
         rows = await self._tx.rows(statement.order_by(AUDIT.c.sequence).limit(limit))
         return [(row["sequence"], row["record"]) for row in rows]
+
+    async def leaks(self, token: Token, *, since: float, limit: int) -> int:
+        some = select(AUDIT.c.sequence).where(
+            AUDIT.c.tenant == token.tenant,
+            AUDIT.c.action == literal_column(f"'{LEAK_BLOCKED}'"),  # spelt out, as in the index of these
+            AUDIT.c.at > since,
+            AUDIT.c.record["placeholder_id"].as_string() == token.id,
+            self._tx.mine(AUDIT.c.tenant),
+        )
+        row = await self._tx.row(select(func.count().label("leaks")).select_from(some.limit(limit).subquery()))
+        assert row is not None
+        return int(row["leaks"])
 
 
 def _audit_rows(events: Sequence[AuditEvent]) -> list[dict[str, Any]]:

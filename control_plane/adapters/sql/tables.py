@@ -265,6 +265,7 @@ class TokenRow(Base):
     revoked_at: Mapped[float | None] = mapped_column(Float)
     scope: Mapped[str] = mapped_column(String(1024))
     act: Mapped[list[dict[str, Any]]]
+    suspended_until: Mapped[float | None] = mapped_column(Float)
 
 
 class KeyRow(Base):
@@ -377,7 +378,18 @@ class OutboxRow(Base):
 
 class AuditRow(Base):
     __tablename__ = "audit_events"
-    __table_args__ = (Index("ix_audit_events_tenant_sequence", "tenant", "sequence"), {"sqlite_autoincrement": True})
+    __table_args__ = (
+        Index("ix_audit_events_tenant_sequence", "tenant", "sequence"),
+        # Of the few events in which a secret came back, so that they are counted without reading the others.
+        Index(
+            "ix_audit_events_leaks",
+            "tenant",
+            "at",
+            sqlite_where=text("action = 'leak_blocked'"),
+            postgresql_where=text("action = 'leak_blocked'"),
+        ),
+        {"sqlite_autoincrement": True},
+    )
     sequence: Mapped[int] = mapped_column(SEQUENCE, primary_key=True, autoincrement=True)
     event_id: Mapped[str] = mapped_column(String(64), unique=True)
     at: Mapped[float] = mapped_column(Float)
