@@ -57,6 +57,13 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.test
 	$(call pip_install,$(VENV)) --require-hashes --no-deps -r requirements/dev.txt
 	@touch $@
 
+# Node's packages, for real clients. Without npm, or without its registry, their tests are skipped and say so.
+$(VENV)/.node: tests/e2e/programs/package-lock.json $(VENV)/pyvenv.cfg
+	@mkdir -p $(VENV)/node && cp tests/e2e/programs/package.json tests/e2e/programs/package-lock.json $(VENV)/node
+	@if ! command -v npm >/dev/null; then echo 'no npm: the tests of undici will be skipped'; \
+	elif npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --silent; then touch $@; \
+	else echo 'npm could not install undici: its tests will be skipped'; fi
+
 $(BENCH_VENV)/.bench: requirements/bench.txt
 	$(PYTHON) -m venv --clear --without-pip $(BENCH_VENV)
 	$(call pip_install,$(BENCH_VENV)) --require-hashes --no-deps -r requirements/bench.txt
@@ -81,11 +88,11 @@ format: $(VENV)/.dev ## put the formatting right
 	$(BIN)/ruff check --fix .
 
 .PHONY: test
-test: $(VENV)/.test ## every test but the long ones (under 10 minutes on two cores)
+test: $(VENV)/.test $(VENV)/.node ## every test but the long ones (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -m "not long" -n 2 $(ARGS)
 
 .PHONY: test-long
-test-long: $(VENV)/.test ## kills, waits and full sweeps (under 25 minutes)
+test-long: $(VENV)/.test $(VENV)/.node ## kills, waits and full sweeps (under 25 minutes)
 	$(BIN)/python -m pytest -m long -n 2 $(ARGS)
 
 .PHONY: mutants

@@ -884,7 +884,6 @@ class ClientConnection(asyncio.Protocol):
                 request_id=self._request_id,
                 close=close,
                 is_head=head is not None and head.method == "HEAD",
-                is_connect=head is not None and head.method == "CONNECT",
             )
         )
         self._linger() if close else self._become_ready()

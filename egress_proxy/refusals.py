@@ -15,14 +15,13 @@ _CHALLENGES: Final = ('Basic realm="coatcheck"', "Bearer")
 """Basic first: most clients that get their credential from a proxy URL know nothing else (RFC 7617, RFC 6750)."""
 
 
-def render_refusal(
-    refusal: Refusal, *, request_id: str, close: bool, is_head: bool = False, is_connect: bool = False
-) -> bytes:
-    """The whole reply. To a CONNECT the code is in the reason phrase too, because few clients show such a body."""
-    body = json.dumps(problem(refusal, request_id=request_id), ensure_ascii=False).encode()
-    reason = refusal.code.value if is_connect else HTTPStatus(refusal.status).phrase
+def render_refusal(refusal: Refusal, *, request_id: str, close: bool, is_head: bool = False) -> bytes:
+    """The whole reply. The code is the reason phrase too: pip, npm, requests and others show that, and no body."""
+    told = problem(refusal, request_id=request_id)
+    told["message"] = f"{refusal.code.value}: {told['detail']}"  # what SDKs show of an error (RFC 9457 §3.2)
+    body = json.dumps(told, ensure_ascii=False).encode()
     lines = [
-        f"HTTP/1.1 {refusal.status} {reason}",
+        f"HTTP/1.1 {refusal.status} {refusal.code.value}",
         f"Content-Type: {PROBLEM_JSON}",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",

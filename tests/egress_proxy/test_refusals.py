@@ -1,5 +1,6 @@
 """What a refusal looks like on the wire, and that nothing leaves when there is one."""
 
+import json
 import socket
 
 import pytest
@@ -171,6 +172,8 @@ def test_every_code_renders_as_one_well_framed_reply(code: RefusalCode, is_head:
     length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
     assert len(body) == (0 if is_head else length)
     assert head.count(b"Content-Length") == 1
+    assert head.split(b"\r\n")[0].endswith(b" " + code.value.encode()), "many clients show the reason phrase alone"
+    assert is_head or json.loads(body)["message"] == f"{code.value}: Detail – with a dash."
     assert f"Coatcheck-Refusal: {code.value}".encode() in head
     assert b"Retry-After: 3" in head
 

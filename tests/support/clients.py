@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import pytest
 
+from coatcheck.trust import TRUST_STORE_PASSWORD, java_trust_store
+from tests.support.package_index import NPM_PACKAGE, PIP_PACKAGE, PIP_USER
+
 PROGRAMS: Final = Path(__file__).parents[1] / "e2e" / "programs"
-SYSTEM_ROOTS: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 CLIENT_SECONDS: Final = 60.0
 
 
@@ -27,6 +30,8 @@ class Mode(StrEnum):
     """Through HTTPS_PROXY, with TLS inside."""
     REVERSE = "reverse"
     """By a base URL."""
+    SESSION = "session"
+    """As forward, through a listener opened for the session (`coatcheck run`): for clients with no proxy password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,14 @@ CA_VARIABLES: Final = (
     "REQUESTS_CA_BUNDLE",
     "GIT_SSL_CAINFO",
     "NODE_EXTRA_CA_CERTS",
+    "PIP_CERT",
+    "npm_config_cafile",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """All that came back to the client's user."""
+    """All that came back to the client's user, and stayed with them."""
 
     output: str
     files: bytes = b""
@@ -91,13 +98,18 @@ def demand(error: MissingClientError) -> None:
     pytest.skip(str(error))
 
 
+class ClientFailedError(AssertionError):
+    """It ended with an error; this is what it said."""
+
+
 def run(command: list[str], environment: Mapping[str, str], *, cwd: Path) -> Ran:
-    """Raises `AssertionError` with the client's own words when it fails."""
+    """Raises `ClientFailedError` with the client's own words when it fails."""
     done = subprocess.run(
         command, env=dict(environment), cwd=cwd, capture_output=True, text=True, timeout=CLIENT_SECONDS,
         stdin=subprocess.DEVNULL, errors="replace",
     )  # fmt: skip
-    assert done.returncode == 0, f"{Path(command[0]).name} exited {done.returncode}: {done.stdout}{done.stderr}"
+    if done.returncode:
+        raise ClientFailedError(f"{Path(command[0]).name} exited {done.returncode}: {done.stdout}{done.stderr}")
     return Ran(done.stdout + done.stderr)
 
 
@@ -127,8 +139,16 @@ def node_fetch(situation: Situation) -> Ran:
     program_file = str(shutil.copy(PROGRAMS / "fetch.mjs", situation.folder))
     options = []
     if situation.proxy_url:
-        options = ["--import", str(_preload(situation.folder))]
+        _require_undici(situation.folder)
+        options = ["--import", str(shutil.copy(PROGRAMS / "proxy_preload.mjs", situation.folder))]
     return run([node, *options, program_file], situation.environment(), cwd=situation.folder)
+
+
+def undici_request(situation: Situation) -> Ran:
+    node = _installed("node")
+    _require_undici(situation.folder)
+    program_file = str(shutil.copy(PROGRAMS / "undici_request.mjs", situation.folder))
+    return run([node, program_file], situation.environment(), cwd=situation.folder)
 
 
 def go_net_http(situation: Situation) -> Ran:
@@ -155,8 +175,71 @@ def git_clone_and_push(situation: Situation) -> Ran:
     said = [cloned.output]
     for arguments in (["add", "."], ["commit", "-m", "Another coat"], ["push", "origin", "HEAD:main"]):
         said.append(run([git, *arguments], environment, cwd=work).output)
-    kept = b"".join(path.read_bytes() for path in work.rglob("*") if path.is_file())
-    return Ran("\n".join(said), kept)
+    return Ran("\n".join(said), _everything_in(work))
+
+
+def java_http_client(situation: Situation) -> Ran:
+    """Java takes neither proxy nor CA from the environment, only from properties; a proxy's password only from code."""
+    java, more = _installed("java"), {}
+    options = [f"-Djava.io.tmpdir={situation.folder}"]
+    if situation.ca_file and situation.proxy_url:
+        store, proxy = situation.folder / "trust.p12", urlsplit(situation.proxy_url)
+        store.write_bytes(java_trust_store(situation.ca_file.read_text()))
+        options += [
+            f"-Djavax.net.ssl.trustStore={store}",
+            f"-Djavax.net.ssl.trustStorePassword={TRUST_STORE_PASSWORD}",
+            f"-Dhttps.proxyHost={proxy.hostname}",
+            f"-Dhttps.proxyPort={proxy.port}",
+            "-Dhttp.nonProxyHosts=",  # else never for localhost
+        ]
+        if proxy.password:
+            options.append("-Djdk.http.auth.tunneling.disabledSchemes=")  # else never Basic on CONNECT
+            more["PROXY_PASSWORD"] = proxy.password
+    command = [java, *options, str(PROGRAMS / "Fetch.java")]
+    return run(command, situation.environment(**more), cwd=situation.folder)
+
+
+def pip_install(situation: Situation) -> Ran:
+    """From an index whose URL holds the token. `-vv`: without it, pip keeps to itself what an index answered."""
+    python, target = _installed("python3"), situation.folder / "installed"
+    scheme, _, rest = situation.target_url.partition("://")
+    index = f"{scheme}://{PIP_USER}:{situation.key}@{rest}/simple/"
+    environment = situation.environment(PIP_INDEX_URL=index, PIP_RETRIES="0", PIP_CONFIG_FILE=os.devnull)
+    command = [python, "-m", "pip", "install", "-vv", "--no-input", "--disable-pip-version-check", "--no-deps"]
+    ran = run([*command, "--target", str(target), PIP_PACKAGE], environment, cwd=situation.folder)
+    assert (target / "coats_hook.py").exists(), ran.output
+    return Ran(ran.output, _everything_in(situation.folder))
+
+
+def npm_install(situation: Situation) -> Ran:
+    """A scoped package; the token stands in the project's .npmrc, as a variable."""
+    npm, project = _installed("npm"), situation.folder / "project"
+    project.mkdir()
+    (project / "package.json").write_text("{}")
+    host = situation.target_url.partition("://")[2]
+    (project / ".npmrc").write_text(f"@coats:registry={situation.target_url}/\n//{host}/:_authToken=${{API_KEY}}\n")
+    environment = situation.environment(npm_config_globalconfig=os.devnull, npm_config_update_notifier="false")
+    command = [npm, "install", "--no-audit", "--no-fund", "--fetch-retries=0", NPM_PACKAGE]
+    ran = run(command, environment, cwd=project)
+    assert (project / "node_modules" / "@coats" / "hook" / "hook.js").exists(), ran.output
+    return Ran(ran.output, _everything_in(situation.folder))
+
+
+def chromium(situation: Situation) -> Ran:
+    """A page of the upstream uses the key that stands in its fragment, which browsers send to nobody."""
+    browser, certutil = _installed("chromium"), _installed("certutil")
+    assert situation.ca_file is not None
+    environment = situation.environment(XDG_CONFIG_HOME=str(situation.folder), XDG_CACHE_HOME=str(situation.folder))
+    store = situation.folder / ".pki" / "nssdb"
+    store.mkdir(parents=True)
+    trust = [certutil, "-d", f"sql:{store}"]
+    run([*trust, "-N", "--empty-password"], environment, cwd=situation.folder)
+    run([*trust, "-A", "-t", "C,,", "-n", "proxy", "-i", str(situation.ca_file)], environment, cwd=situation.folder)
+    profile = situation.folder / "profile"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+               "--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}",
+               f"--proxy-server={situation.proxy_url}", "--proxy-bypass-list=<-loopback>", "--dump-dom"]  # fmt: skip
+    return run([*command, f"{situation.target_url}/page#{situation.key}"], environment, cwd=situation.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +249,16 @@ class Client:
     name: str
     start: Callable[[Situation], Ran]
     speaks: str = "echo"
-    """What the upstream must be for it: an `echo`, a `provider`, or `git`."""
+    """What the upstream must be for it: an `echo`, a `provider`, `git`, an index for `pip` or `npm`, or a `page`."""
     long: bool = False
     modes: tuple[Mode, ...] = (Mode.FORWARD, Mode.REVERSE)
+    shows: str = "unknown_placeholder"
+    """What its user reads when it is refused with that code."""
 
 
 CLIENTS: Final = (
     Client("curl", curl),
-    Client("git clone, push", git_clone_and_push, speaks="git"),
+    Client("git clone, push", git_clone_and_push, speaks="git", shows="error: 403"),
     Client("anthropic SDK", program("anthropic_sdk"), speaks="provider"),
     Client("openai SDK", program("openai_sdk"), speaks="provider"),
     Client("httpx", program("httpx_get")),
@@ -181,8 +266,18 @@ CLIENTS: Final = (
     Client("aiohttp", program("aiohttp_get")),
     Client("urllib", program("urllib_get")),
     Client("Node fetch", node_fetch),
+    Client("undici", undici_request),
     Client("Go net/http", go_net_http, long=True),
+    Client("Java HttpClient", java_http_client, long=True, modes=(Mode.FORWARD, Mode.REVERSE, Mode.SESSION)),
+    Client("pip install", pip_install, speaks="pip"),
+    # In reverse mode npm finds a package, but not its tarball: it goes to the URL that the registry gives for it.
+    Client("npm install", npm_install, speaks="npm", modes=(Mode.FORWARD, Mode.SESSION)),
+    Client("Chromium", chromium, speaks="page", long=True, modes=(Mode.SESSION,)),
 )
+
+
+def _everything_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 def _installed(name: str) -> str:
@@ -192,25 +287,12 @@ def _installed(name: str) -> str:
     return found
 
 
-def _preload(folder: Path) -> Path:
-    """The preload beside a `node_modules` that has undici, where Node looks for it. Raises when npm cannot get it."""
-    shutil.copy(PROGRAMS / "proxy_preload.mjs", folder)
-    install = [_installed("npm"), "install", "--silent", "--no-audit", "--no-fund", "--fetch-retries=0", "undici@6"]
-    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    if SYSTEM_ROOTS.exists():  # Node does not look at the system's roots by itself
-        environment["NODE_EXTRA_CA_CERTS"] = str(SYSTEM_ROOTS)
-    try:
-        subprocess.run(
-            [*install, "--prefix", str(folder)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            timeout=20,
-            check=True,
-        )
-    except subprocess.SubprocessError:
-        raise MissingClientError("undici (from npm)", from_pip=False) from None
-    return folder / "proxy_preload.mjs"
+def _require_undici(folder: Path) -> None:
+    """Node looks for packages beside the program. `make test` installs them, where there is an npm."""
+    packages = Path(sys.prefix) / "node" / "node_modules"
+    if not (packages / "undici").is_dir():
+        raise MissingClientError("undici (by `make test`, from npm)", from_pip=False)
+    (folder / "node_modules").symlink_to(packages)
 
 
 def _go_cache() -> str:

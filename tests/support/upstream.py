@@ -516,12 +516,14 @@ def hold(*pieces: bytes) -> Behaviour:
     return behave
 
 
-def echo(*, status: str = "200 OK", content_type: str = "text/plain") -> Behaviour:
+def echo(
+    *, status: str = "200 OK", content_type: str = "text/plain", headers: Iterable[tuple[str, str]] = ()
+) -> Behaviour:
     """The request itself, head and body, as the body of the reply: the worst a server can do with a key."""
 
     async def behave(request: Request, wire: Wire) -> None:
         body = b"" if request.method == "HEAD" else request.head + request.body
-        await wire.write(message(body, status=status, headers=[("Content-Type", content_type)]))
+        await wire.write(message(body, status=status, headers=[("Content-Type", content_type), *headers]))
 
     return behave
 

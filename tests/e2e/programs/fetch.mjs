@@ -2,5 +2,6 @@
 const response = await fetch(process.env.TARGET_URL + "/echo", {
   headers: { Authorization: `Bearer ${process.env.API_KEY}` },
 });
-if (!response.ok) throw new Error(`status ${response.status}`);
-console.log(response.status, JSON.stringify([...response.headers]), await response.text());
+const text = await response.text();
+if (!response.ok) throw new Error(`${response.status} ${response.statusText}: ${text}`);
+console.log(response.status, JSON.stringify([...response.headers]), text);
