@@ -29,7 +29,7 @@ from coatcheck.terminal import (
     show_json_line,
     show_table,
 )
-from control_plane.core.chain import Finding, Head, Keys, UnreadableLineError, Verification, head_from_line
+from control_plane.core.chain import AuditKey, Finding, Head, Keys, UnreadableLineError, Verification, head_from_line
 
 POLL_SECONDS: Final = 0.5
 _COLUMNS: Final = ["TIME", "WHAT", "CODE", "REQUEST", "CREDENTIAL", "WHO", "REQUEST ID"]
@@ -262,7 +262,11 @@ def _keys_in(file: Path) -> Keys:
 def _keys_of(jwks: Json, where_from: str) -> Keys:
     try:
         found = {
-            str(jwk["kid"]): Ed25519PublicKey.from_public_bytes(base64.urlsafe_b64decode(jwk["x"] + "=="))
+            str(jwk["kid"]): AuditKey(
+                Ed25519PublicKey.from_public_bytes(base64.urlsafe_b64decode(jwk["x"] + "==")),
+                since=float(jwk.get("in_use_from", 0.0)),
+                until=None if jwk.get("in_use_until") is None else float(jwk["in_use_until"]),
+            )
             for jwk in jwks["keys"]
             if jwk.get("crv") == "Ed25519"
         }

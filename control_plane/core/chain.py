@@ -8,7 +8,8 @@ Each tenant has a chain of its own, and so have the events of no tenant. Positio
 Where retention took a beginning away, a signed anchor stands in its place.
 
 Rule: what is checked is the export alone, with public keys that come from elsewhere. A line that says nothing checkable
-is a problem, never a reason to look away (docs/adr/0013-audit-chain.md).
+is a problem, never a reason to look away (docs/adr/0013-audit-chain.md). A key that is out of use proves nothing by
+itself, whoever has it by now: what it signed counts where a key in use has signed what follows (ADR 0027).
 """
 
 import hashlib
@@ -29,9 +30,21 @@ MAX_PROBLEMS: Final = 100
 
 Sign = Callable[[bytes], tuple[str, bytes]]
 """Gives the signing key's id and the signature."""
-Keys = Mapping[str, Ed25519PublicKey]
-"""Public keys by id."""
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditKey:
+    """A public key, and when it was in use (seconds since the epoch)."""
+
+    public: Ed25519PublicKey
+    since: float = 0.0
+    until: float | None = None
+    """None: it may sign still. Else every chain has a head of a newer key since, and this one signs nothing more."""
+
+
+Keys = Mapping[str, AuditKey]
+"""By id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +167,16 @@ def removable(heads: Sequence[Head], anchor: Anchor | None, keys: Keys) -> Seque
     return sound
 
 
+def is_signed_anchor(anchor: Anchor, keys: Keys) -> bool:
+    return is_signed(anchor.statement, key_id=anchor.key_id, signature=anchor.signature, keys=keys)
+
+
 def is_signed(statement: bytes, *, key_id: str, signature: str, keys: Keys) -> bool:
     key = keys.get(key_id)
     if key is None:
         return False
     try:
-        key.verify(bytes.fromhex(signature), _SIGNED + statement)
+        key.public.verify(bytes.fromhex(signature), _SIGNED + statement)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -363,6 +380,10 @@ class _Chain:
         self._is_open = False
         self._is_placed = False
         self._may_begin_later = False
+        self._newest_since = 0.0
+        """Of the keys that signed heads so far: when the newest came into use."""
+        self._unproven: Head | None = None
+        """The first head that nothing but a key out of use vouches for."""
         self.finding = Finding(tenant)
         for head in self._known.values():
             if not self._is_signed(head):
@@ -403,6 +424,11 @@ class _Chain:
             self._report(
                 f"the end was cut off: batch {number}, of which there is a signed head from earlier, is no longer there"
             )
+        if self._unproven is not None:
+            self._report(
+                f"batches {self._unproven.number} to {self.finding.number} prove nothing: their key is out of use, and "
+                "no newer one has signed what follows (is there an export that goes on from here?)"
+            )
         return self.finding
 
     # --- lines
@@ -421,7 +447,8 @@ class _Chain:
             return
         self._compare(head, [event for event, _ in events])
         self._advance(head.number, head.last, head.hash, at=head.at)
-        if self.finding.first is None:
+        self._weigh(head)
+        if self.finding.first is None and head.leaves:
             self.finding.first = head.first
         self.finding.count += len(head.leaves)
         self.finding.key_ids.add(head.key_id)
@@ -435,6 +462,11 @@ class _Chain:
             return False
         if not self._is_signed(head):
             self._report(f"batch {head.number} is not signed by a known key, or was altered")
+            return False
+        if self._keys[head.key_id].since < self._newest_since:
+            self._report(
+                f"batch {head.number} is signed by a key that was out of use: a newer one had signed before it"
+            )
             return False
         if head.number <= finding.number:
             self._report(f"batch {head.number} comes again, after batch {finding.number}")
@@ -479,19 +511,24 @@ class _Chain:
             self._report("the export begins later than it says")
         self.finding.earlier = head.last
         self._advance(head.number, head.last, head.hash, at=head.at)
+        self._weigh(head)
         self._meet(head.number, head.hash)
         self._forget_known(through=head.number)
 
     def _anchor(self, anchor: Anchor) -> None:
-        signed = is_signed(anchor.statement, key_id=anchor.key_id, signature=anchor.signature, keys=self._keys)
-        if not signed or anchor.tenant != self.finding.tenant:
+        if not is_signed_anchor(anchor, self._keys) or anchor.tenant != self.finding.tenant:
             self._report("the anchor, which stands for removed events, is not signed by a known key")
+            return
+        if self._keys[anchor.key_id].until is not None:
+            self._report("the anchor, which stands for removed events, is signed by a key that is out of use")
             return
         if anchor.number < self.finding.number:
             self._report("the anchor, which stands for removed events, is older than what came before it")
             return
         if anchor.number == self.finding.number and anchor.head != self.finding.head:
             self._report("the anchor, which stands for removed events, is of another chain")
+        elif anchor.number == self.finding.number:
+            self._unproven = None  # it says the same of everything up to here
         self.finding.removed = anchor.position
         self._advance(anchor.number, anchor.position, anchor.head, at=None)
         self._meet(anchor.number, anchor.head)
@@ -515,9 +552,19 @@ class _Chain:
         finding.number, finding.last, finding.head = number, last, head
         finding.chained_at = at if at is not None else finding.chained_at
 
+    def _weigh(self, head: Head) -> None:
+        """A head states the one before, and so everything before: one of a key in use proves all of it."""
+        key = self._keys[head.key_id]
+        self._newest_since = max(self._newest_since, key.since)
+        self._unproven = None if key.until is None else self._unproven or head
+
     def _meet(self, number: int, found: str) -> None:
         known = self._unmet.pop(number, None)
-        if known is not None and known.hash != found:
+        if known is None:
+            return
+        if known.hash == found:
+            self._unproven = None  # it was there when that head was exported
+        else:
             self._report(f"batch {number} is not the one that was exported earlier: the chain was written anew")
 
     def _forget_known(self, *, through: int) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from control_plane.core.chain import (
     Anchor,
+    AuditKey,
     Finding,
     Head,
     Keys,
@@ -33,7 +34,7 @@ from control_plane.core.chain import (
 FILE = "control_plane/core/chain.py"
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
-KEYS: Keys = {"key-1": KEY.public_key()}
+KEYS: Keys = {"key-1": AuditKey(KEY.public_key())}
 SIZES = (3, 1, 4)
 
 Json = dict[str, Any]
@@ -323,6 +324,92 @@ def test_retention_removes_only_what_is_a_chains_own_beginning() -> None:
 
 def _fields(head: Head, *, at: float) -> tuple[Any, ...]:
     return head.tenant, head.number, head.first, head.leaves, head.previous, at, head.key_id, head.signature
+
+
+# --- a key that is out of use, in somebody's hands --------------------------------------------------------------------
+
+NEW_KEY = Ed25519PrivateKey.from_private_bytes(b"n" * 32)
+BOTH_KEYS: Keys = {"key-1": AuditKey(KEY.public_key(), until=50.0), "key-2": AuditKey(NEW_KEY.public_key(), since=50.0)}
+
+
+def sign_newly(message: bytes) -> tuple[str, bytes]:
+    return "key-2", NEW_KEY.sign(message)
+
+
+def handed_over(heads: list[Head]) -> Head:
+    return signed_head(next_head(heads[-1], tenant="acme", events=[], at=50.0), sign_newly)
+
+
+def test_what_the_old_key_signed_is_proven_by_what_the_new_one_signed_after_it() -> None:
+    heads = heads_of()
+
+    finding = found_in(export_of([*heads, handed_over(heads)]), keys=BOTH_KEYS)
+
+    assert finding.is_whole
+    assert (finding.count, finding.last, finding.number, finding.key_ids) == (8, 8, 4, {"key-1", "key-2"})
+
+
+@pytest.mark.guards(FILE, "        if self._unproven is not None:", "        if False:")
+@pytest.mark.parametrize("kept", [0, 2, 3])
+def test_a_past_that_was_forged_with_the_old_key_is_not_believed_whatever_time_it_says(kept: int) -> None:
+    """What the new key signed cannot be made to follow it, so it has to be left out."""
+    heads = heads_of()[:kept]
+    first = heads[-1].last + 1 if heads else 1
+    forged = next_head(heads[-1] if heads else None, tenant="acme", events=[event(first)], at=float(first))
+    forged_chain = [*heads, signed_head(forged, sign)]
+
+    alone = found_in(export_of(forged_chain), keys=BOTH_KEYS)
+    before_the_new = found_in(export_of([*forged_chain, handed_over(heads_of())]), keys=BOTH_KEYS)
+
+    assert f"batches 1 to {kept + 1} prove nothing" in alone.problems[0]
+    assert before_the_new.problems
+
+
+@pytest.mark.guards(FILE, "if self._keys[head.key_id].since < self._newest_since:", "if False:")
+def test_the_old_key_signs_nothing_after_the_new_one() -> None:
+    heads = heads_of()
+    heads.append(handed_over(heads))
+    forged = signed_head(next_head(heads[-1], tenant="acme", events=[event(9)], at=51.0), sign)
+    after_it = signed_head(next_head(forged, tenant="acme", events=[event(10)], at=52.0), sign_newly)
+
+    finding = found_in(export_of([*heads, forged, after_it]), keys=BOTH_KEYS)
+
+    assert finding.problems[0] == "batch 5 is signed by a key that was out of use: a newer one had signed before it"
+
+
+@pytest.mark.guards(FILE, "        if self._keys[anchor.key_id].until is not None:", "        if False:")
+def test_the_old_key_does_not_make_events_forgotten() -> None:
+    heads = heads_of()
+    heads.append(handed_over(heads))
+    forged = anchored(heads, 2)
+    truly = signed_anchor(forged, sign_newly)
+
+    assert found_in(export_of(heads[2:], before=[anchor_line(truly)]), keys=BOTH_KEYS).is_whole
+    problems = found_in(export_of(heads[2:], before=[anchor_line(forged)]), keys=BOTH_KEYS).problems
+    assert problems[0] == "the anchor, which stands for removed events, is signed by a key that is out of use"
+
+
+def test_an_export_from_before_the_change_is_proven_by_its_continuation_or_by_a_head_that_was_kept() -> None:
+    heads = heads_of()
+    before = export_of(heads)
+    rest = export_of([handed_over(heads)], before=[head_line(heads[-1], kind="resume")], after=8)
+
+    assert not found_in(before, keys=BOTH_KEYS).is_whole
+    assert not found_in(before, keys=BOTH_KEYS, known_heads=[heads[1]]).is_whole
+    assert found_in(before, keys=BOTH_KEYS, known_heads=[heads[-1]]).is_whole
+    assert found_in([*before, *rest], keys=BOTH_KEYS).is_whole
+    assert found_in(before).is_whole  # by the keys that were published then
+
+
+def test_an_export_that_goes_on_from_a_head_of_the_old_key_needs_the_new_ones_too() -> None:
+    heads = heads_of()
+    resumed = [head_line(heads[1], kind="resume")]
+
+    alone = found_in(export_of(heads[2:], before=resumed, after=4), keys=BOTH_KEYS)
+    handed = found_in(export_of([heads[2], handed_over(heads)], before=resumed, after=4), keys=BOTH_KEYS)
+
+    assert "batches 2 to 3 prove nothing" in alone.problems[0]
+    assert handed.is_whole
 
 
 def test_an_export_is_resumed_behind_a_position_and_both_parts_verify_together_and_alone() -> None:

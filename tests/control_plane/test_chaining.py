@@ -11,11 +11,22 @@ from sqlalchemy import text
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.sql.engine import Database
 from control_plane.adapters.sql.store import SqlStore
-from control_plane.audit_keys import AuditKeys
+from control_plane.audit_keys import HANDED_OVER_SECONDS, AuditKeys
 from control_plane.chaining import EVENTS_AT_ONCE, Chaining
 from control_plane.contract.caller import TenantId
 from control_plane.contract.wire import AuditEvent
-from control_plane.core.chain import Finding, Head, Verification, head_from_line
+from control_plane.core.chain import (
+    Finding,
+    Head,
+    Verification,
+    end_line,
+    event_line,
+    head_from_line,
+    head_line,
+    next_head,
+    signed_head,
+    trail_line,
+)
 from control_plane.core.records import KeyPurpose
 from control_plane.core.sealing import Kek
 from control_plane.custody import Custody
@@ -25,6 +36,7 @@ from control_plane.trail import Trail
 from control_plane.trail_export import TrailExport
 from tests.control_plane.databases import BOTH
 
+CHAINING = "control_plane/chaining.py"
 PLATFORM = PlatformScope(CrossTenantReason.AUDIT)
 ACME, EVIL = TenantId("acme"), TenantId("evil")
 DAY = 86_400.0
@@ -51,9 +63,14 @@ class Ledger:
         self.chaining = self.replica(retention_days=retention_days)
         self._count = 0
 
+    def clock(self) -> float:
+        return self.now
+
+    def replica_keys(self) -> AuditKeys:
+        return AuditKeys(self.store, self.custody, clock=lambda: self.now, entropy=entropy)
+
     def replica(self, *, retention_days: int | None = None) -> Chaining:
-        keys = AuditKeys(self.store, self.custody, clock=lambda: self.now, entropy=entropy)
-        return Chaining(self.store, keys, self.trail, clock=lambda: self.now, retention_days=retention_days)
+        return Chaining(self.store, self.replica_keys(), self.trail, clock=self.clock, retention_days=retention_days)
 
     def event(self, tenant: TenantId | None = ACME, **fields: Any) -> AuditEvent:
         self._count += 1
@@ -80,7 +97,7 @@ class Ledger:
         return [json.loads(json.dumps(line)) async for page in pages for line in page]
 
     async def found(self, tenant: TenantId | None = ACME, *, after: int = 0, heads: tuple[Head, ...] = ()) -> Finding:
-        keys = await AuditKeys(self.store, self.custody, clock=lambda: self.now, entropy=entropy).ring()
+        keys = await self.replica_keys().ring()
         verification = Verification(keys.public_keys, known_heads=heads)
         for line in await self.export(tenant, after=after):
             verification.read(line)
@@ -215,6 +232,110 @@ async def test_a_chain_goes_on_under_a_new_key_and_verifies_with_both(ledger: Le
     assert finding.is_whole
     assert signers[0] == signers[1] != signers[2]
     assert finding.key_ids == set(signers)
+
+
+@BOTH
+@pytest.mark.parametrize("compromised", [False, True])
+async def test_every_chain_is_handed_over_to_a_new_key_also_one_to_which_nothing_happens(
+    ledger: Ledger, compromised: bool
+) -> None:
+    await ledger.chained(2, 1)
+    await ledger.chained(1, tenant=EVIL)
+    await ledger.chaining.once()
+    await ledger.rotate_key(in_use_from=ledger.now + (0 if compromised else 600))
+    ledger.now += 20 if compromised else 601
+
+    await ledger.chaining.once()
+    handed_over = [len(await ledger.heads())]
+    await ledger.chaining.once()
+    ledger.now += HANDED_OVER_SECONDS + 1
+
+    heads = await ledger.heads()
+    assert [len(heads), *handed_over] == [3, 3]
+    assert heads[0].key_id == heads[1].key_id != heads[2].key_id
+    assert (heads[2].leaves, heads[2].last) == ((), 3)
+    findings = [await ledger.found(tenant) for tenant in (ACME, EVIL)]
+    assert [(finding.count, finding.problems) for finding in findings] == [(3, []), (1, [])]
+    await ledger.chained(1)
+    assert (await ledger.found()).is_whole
+
+
+@pytest.mark.guards(CHAINING, "!= ring.stored:", "== set():")
+async def test_a_replica_signs_nothing_with_a_key_that_was_replaced_a_moment_ago(ledger: Ledger) -> None:
+    other = ledger.replica()
+    await ledger.chained(1)
+    await ledger.rotate_key(in_use_from=ledger.now)
+    await ledger.write(1)
+
+    await ledger.chaining.link()
+    await ledger.write(1)
+    await other.link()
+
+    signers = [head.key_id for head in await ledger.heads()]
+    assert signers[0] != signers[1] == signers[2]
+
+
+async def test_what_a_replica_with_a_slow_clock_signs_is_no_older_than_what_was_signed_before(ledger: Ledger) -> None:
+    await ledger.chained(1)
+    await ledger.rotate_key(in_use_from=ledger.now + 600)
+    slow = ledger.replica()
+    ledger.now += 601
+    await ledger.write(1)
+    await ledger.replica().link()
+    ledger.now -= 60
+    await ledger.write(1)
+
+    await slow.link()
+    await slow.hand_over()
+
+    signers = [head.key_id for head in await ledger.heads()]
+    assert signers[0] != signers[1] == signers[2]
+    assert len(signers) == 3
+
+
+@BOTH
+async def test_what_stands_for_removed_events_is_handed_over_too(database: Database) -> None:
+    ledger = Ledger(database, retention_days=30)
+    await ledger.chained(3)
+    ledger.now += 31 * DAY
+    await ledger.chaining.forget()
+    await ledger.rotate_key(in_use_from=ledger.now)
+    ledger.now += 20.0
+
+    await ledger.chaining.once()
+    ledger.now += HANDED_OVER_SECONDS
+
+    finding = await ledger.found()
+    assert (finding.problems, finding.removed) == ([], 3)
+
+
+@pytest.mark.guards(CHAINING, "        await self.hand_over()\n", "        pass\n")
+async def test_a_head_forged_with_the_old_key_after_the_change_is_not_believed(ledger: Ledger) -> None:
+    """By somebody who has that key, and writes in the database."""
+    old = await ledger.replica_keys().ring()
+    await ledger.chained(2, 1)
+    await ledger.rotate_key(in_use_from=ledger.now)
+    ledger.now += 20.0
+    await ledger.chaining.once()
+    ledger.now += HANDED_OVER_SECONDS
+    first, second, handed_over = await ledger.heads()
+    forged = signed_head(
+        next_head(first, tenant=ACME, events=[{"event_id": "ev_3", "action": "nothing"}], at=second.at), old.sign
+    )
+
+    async def found(heads: list[Head], *lines: dict[str, Any]) -> Finding:
+        verification = Verification((await ledger.replica_keys().ring()).public_keys)
+        events = [line for line in await ledger.export() if line["kind"] == "event"][:2]
+        for line in [trail_line(ACME, after=0), *events, head_line(first), *lines, *map(head_line, heads)]:
+            verification.read(line)
+        verification.read(end_line(3, unchained=0))
+        (finding,) = verification.findings()
+        return finding
+
+    event = event_line(3, {"event_id": "ev_3", "action": "nothing"})
+    assert (await ledger.found()).is_whole
+    assert "prove nothing" in (await found([forged], event)).problems[0]
+    assert "one of them was replaced" in (await found([forged, handed_over], event)).problems[0]
 
 
 # --- what somebody with the database in his hands can do --------------------------------------------------------------

@@ -92,19 +92,21 @@ class SqlAuditChain:
         row = await self._tx.row(statement.order_by(HEADS.c.number.desc()).limit(1))
         return _head(row) if row is not None else await self.anchor(tenant)
 
+    async def ends_not_signed_by(self, key_ids: Sequence[str], *, limit: int) -> Sequence[Head | Anchor]:
+        self._tx.require_mine(None)
+        newest = select(HEADS.c.trail, func.max(HEADS.c.number).label("number")).group_by(HEADS.c.trail).subquery()
+        heads = await self._tx.rows(
+            select(HEADS)
+            .join(newest, (HEADS.c.trail == newest.c.trail) & (HEADS.c.number == newest.c.number))
+            .where(HEADS.c.key_id.not_in(key_ids))
+            .limit(limit)
+        )
+        anchors = await self._tx.rows(select(ANCHORS).where(ANCHORS.c.key_id.not_in(key_ids)).limit(limit - len(heads)))
+        return [*map(_head, heads), *map(_anchor, anchors)]
+
     async def anchor(self, tenant: str | None) -> Anchor | None:
         row = await self._tx.row(select(ANCHORS).where(ANCHORS.c.trail == (tenant or ""), self._mine(ANCHORS)))
-        if row is None:
-            return None
-        return Anchor(
-            tenant=row["tenant"],
-            number=row["number"],
-            position=row["position"],
-            head=row["head"],
-            at=row["at"],
-            key_id=row["key_id"],
-            signature=row["signature"],
-        )
+        return _anchor(row) if row is not None else None
 
     async def heads(self, tenant: str | None, *, after_number: int, limit: int) -> Sequence[Head]:
         where = (HEADS.c.trail == (tenant or ""), HEADS.c.number > after_number, self._mine(HEADS))
@@ -189,6 +191,18 @@ def _head(row: Any) -> Head:
         first=row["first"],
         leaves=tuple(leaves[at : at + 2 * _LEAF_BYTES] for at in range(0, len(leaves), 2 * _LEAF_BYTES)),
         previous=row["previous"],
+        at=row["at"],
+        key_id=row["key_id"],
+        signature=row["signature"],
+    )
+
+
+def _anchor(row: Any) -> Anchor:
+    return Anchor(
+        tenant=row["tenant"],
+        number=row["number"],
+        position=row["position"],
+        head=row["head"],
         at=row["at"],
         key_id=row["key_id"],
         signature=row["signature"],
