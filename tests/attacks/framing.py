@@ -28,7 +28,7 @@ def _chunked(body: bytes) -> Callable[[Way], Verdict]:
     return lambda way: never_whole(way, way.request("Transfer-Encoding: chunked", method="POST") + body)
 
 
-_LENGTHS = {
+DOUBTFUL_LENGTHS = {
     "length and chunked": (("Content-Length: 4", "Transfer-Encoding: chunked"), b"0\r\n\r\n" + _SMUGGLED),
     "chunked and length": (("Transfer-Encoding: chunked", "Content-Length: 4"), b"0\r\n\r\n" + _SMUGGLED),
     "two lengths": (("Content-Length: 0", f"Content-Length: {len(_SMUGGLED)}"), _SMUGGLED),
@@ -51,7 +51,7 @@ _LENGTHS = {
     "an empty coding": (("Transfer-Encoding: ",), b"0\r\n\r\n"),
     "a coding behind a space before the colon": (("Transfer-Encoding : chunked",), b"0\r\n\r\n"),
 }
-_FIELDS = {
+DOUBTFUL_FIELDS = {
     "a folded line": "X-Anything: a\r\n b",
     "a folded length": "Content-Length:\r\n 2",
     "a space before the colon": "X-Anything : a",
@@ -63,7 +63,7 @@ _FIELDS = {
     "a parenthesis in a name": "X(Anything): a",
     "DEL in a value": "X-Anything: a\x7fb",
 }
-_LINES = {
+DOUBTFUL_LINES = {
     "HTTP/0.9": "GET {target}",
     "HTTP/2": "GET {target} HTTP/2.0",
     "HTTP/1.10": "GET {target} HTTP/1.10",
@@ -79,7 +79,7 @@ _LINES = {
     "TRACK": "TRACK {target} HTTP/1.1",
     "no target": "GET HTTP/1.1",
 }
-_CHUNKS = {
+CHUNKED_BODIES = {
     "a size with 0x": b"0x2\r\nab\r\n0\r\n\r\n",
     "a signed size": b"+2\r\nab\r\n0\r\n\r\n",
     "a negative size": b"-2\r\nab\r\n0\r\n\r\n",
@@ -101,7 +101,7 @@ def _reply(data: bytes) -> Callable[[Way], Verdict]:
     return lambda way: fails(way, sends_then_closes(data))
 
 
-_REPLIES = {
+DOUBTFUL_REPLIES = {
     "length and chunked": _OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + _SECOND,
     "two lengths": _OK + b"Content-Length: 0\r\nContent-Length: 5\r\n\r\n" + _SECOND,
     "a list of lengths": _OK + b"Content-Length: 2, 2\r\n\r\nab",
@@ -128,10 +128,10 @@ _REPLIES = {
 }
 
 _HEADED: list[tuple[str, Callable[[Way], Verdict]]] = [
-    *((name, _headed(*more, body=body)) for name, (more, body) in _LENGTHS.items()),
-    *((name, _headed(line, body=b"ab")) for name, line in _FIELDS.items()),
-    *((name, _first_line(line)) for name, line in _LINES.items()),
-    *((f"chunks: {name}", _chunked(body)) for name, body in _CHUNKS.items()),
+    *((name, _headed(*more, body=body)) for name, (more, body) in DOUBTFUL_LENGTHS.items()),
+    *((name, _headed(line, body=b"ab")) for name, line in DOUBTFUL_FIELDS.items()),
+    *((name, _first_line(line)) for name, line in DOUBTFUL_LINES.items()),
+    *((f"chunks: {name}", _chunked(body)) for name, body in CHUNKED_BODIES.items()),
     ("line feeds for line ends", lambda way: refuses(way, way.request().replace(b"\r\n", b"\n"))),
     ("one bare line feed", _edited(b"\r\nX-A", b"\nX-A", "X-A: 1")),
     ("a space before the first line", lambda way: refuses(way, b" " + way.request())),
@@ -144,7 +144,7 @@ ATTACKS: list[Attack] = [
     *attacks("request smuggling", _HEADED, places=_ENOUGH),
     *attacks(
         "request smuggling",
-        [(name, _reply(data)) for name, data in _REPLIES.items()],
+        [(name, _reply(data)) for name, data in DOUBTFUL_REPLIES.items()],
         direction=Direction.REPLY,
         places=_ENOUGH,
     ),
