@@ -4,7 +4,11 @@ import base64
 import json
 import random
 import string
+import sys
+from collections.abc import Callable
 from itertools import pairwise
+from types import FrameType
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -170,13 +174,90 @@ def test_a_head_is_scrubbed_and_keeps_its_length() -> None:
     assert len(out) == len(head)
 
 
-def test_a_secret_that_repeats_itself_costs_no_more_than_its_length() -> None:
-    needles = Needles.of(("a" * 16_384, 0))
-    scrubber = Scrubber(needles)
+def undecided(data: bytes, needles: Needles) -> int:
+    """As it is defined: the longest end of `data` that begins a form, and has enough of it."""
+    ends = [
+        length
+        for form in needles.forms
+        for length in range(form.decisive, min(len(form.text), len(data) + 1))
+        if form.text.startswith(data[-length:])
+    ]
+    return max(ends, default=0)
 
-    out = b"".join(scrubber.feed(b"a" * 16_383 + b"b") for _ in range(50)) + scrubber.finish()
 
-    assert len(out) == 50 * 16_384
+@given(
+    st.lists(st.text("ab", min_size=3, max_size=12), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.lists(st.text("abc", max_size=9), max_size=12),
+)
+@example(["a" * 12], 2, ["a" * 9, "a" * 9, "b", "aaa"])
+@example(["abaabaab"], 3, ["abaaba", "abaab", "aabaab"])
+@example(["abaaba"], 3, ["abaababaaba"])
+@pytest.mark.guards(SCRUB, "self._borders_of(place, text)[known - 1]\n", "0\n")
+@pytest.mark.guards(SCRUB, "at + max(period, len(text) - period) + 1)", "end)")
+def test_secrets_that_repeat_themselves_are_found_everywhere(
+    secrets: list[str], decisive: int, parts: list[str]
+) -> None:
+    needles = guarded(*{secret.encode() for secret in secrets}, decisive=decisive)
+    pieces = [part.encode() for part in parts if part]
+    scrubber, data, held = Scrubber(needles), b"", 0
+
+    for piece in pieces:
+        data += piece
+        could_be_held = held + len(piece)  # what passed before there was enough of it is out
+        held = could_be_held - len(scrubber.feed(piece))
+        assert held == min(could_be_held, undecided(data, needles))
+
+    stands = [(at, text) for text in needles.texts for at in range(len(data)) if data.startswith(text, at)]
+    assert scrubber.hits == len(stands)
+    whole, mask = Scrubber(needles).whole(data), {at + n for at, text in stands for n in range(len(text))}
+    assert whole == bytes(0x2A if at in mask else byte for at, byte in enumerate(data))
+
+
+def steps_taken(pieces: list[bytes], needles: Needles) -> int:
+    """Lines run and functions called: what takes time, counted."""
+    scrubber, count = Scrubber(needles), 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    def profile(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "c_call"
+
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(trace)
+    sys.setprofile(profile)
+    try:
+        for piece in pieces:
+            scrubber.feed(piece)
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    return count
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100_000], ids=["byte by byte", "by sevens", "at once"])
+@pytest.mark.parametrize(
+    "stream",
+    [lambda n: b"a" * (n - 1) + b"b", lambda n: b"a" * n, lambda n: b"a" * (n // 2) + b"b" * (n // 2)],
+    ids=["but for the last", "the secret", "half of it"],
+)
+@pytest.mark.guards(
+    SCRUB, "            known, at = matched.get(place, 0), len(tail) - new", "            known, at = 0, 0"
+)
+def test_a_secret_that_repeats_itself_takes_as_long_as_it_is(stream: Callable[[int], bytes], piece: int) -> None:
+    steps = []
+
+    for length in (500, 1_000, 2_000):
+        data = stream(length) * 3
+        pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
+        steps.append(steps_taken(pieces, guarded(b"a" * length, decisive=12)))
+
+    assert steps[1] <= 2.2 * steps[0] + 500
+    assert steps[2] <= 2.2 * steps[1] + 500
 
 
 # --- what holding back tells ------------------------------------------------------------------------------------------
