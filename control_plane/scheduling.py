@@ -3,13 +3,16 @@
 Rules:
 - What is to be done stands in the database (`look_at`); whoever looks first does it, and replicas may all look at once.
 - A hook is asked outside any transaction, by a name that was written down before: whoever crashes asks the same again.
+- One that answers slowly delays no other: several are asked at once, each for so long, and few of one tenant.
 - What failed rests until an operator says to go on (`core.schedule.why_suspended`).
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -45,8 +48,14 @@ from control_plane.ports import (
 from control_plane.rotation import NewRotation, RotationKeeper
 from control_plane.trail import Actor, Trail
 
-SCHEDULES_AT_ONCE: Final = 100
+SCHEDULES_A_ROUND: Final = 500
 ROUND_SECONDS: Final = 15.0
+LOOKS_AT_ONCE: Final = 8
+LOOKS_AT_ONCE_OF_ONE_TENANT: Final = 2
+HOOK_SECONDS: Final = 20.0
+"""For one question to a hook, with all that the hook asks others; less than its lease."""
+
+T = TypeVar("T")
 
 _log = structlog.get_logger("control_plane.rotation")
 
@@ -160,12 +169,22 @@ class ScheduleKeeper:
     # --- what happens by itself --------------------------------------------------------------------------------------
 
     async def tick(self) -> None:
-        """Looks at every schedule whose time has come."""
+        """Looks at every schedule whose time has come; what is not begun within a round is left to the next."""
         async with self._store.read(PlatformScope(CrossTenantReason.UPKEEP)) as records:
-            found = await records.rotations.schedules_to_look_at(await records.now(), limit=SCHEDULES_AT_ONCE)
-        for schedule in found:
-            with suppress(RefusedError):  # the store is away, or somebody was faster: the next tick looks again
-                await self._look_at(schedule)
+            found = await records.rotations.schedules_to_look_at(await records.now(), limit=SCHEDULES_A_ROUND)
+        round_ends = asyncio.get_running_loop().time() + ROUND_SECONDS
+        at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
+        of_one: dict[TenantId, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(LOOKS_AT_ONCE_OF_ONE_TENANT))
+
+        async def look(schedule: RotationSchedule) -> None:
+            async with of_one[schedule.tenant], at_once:
+                if asyncio.get_running_loop().time() < round_ends:
+                    with suppress(RefusedError):  # the store is away, or somebody was faster: the next looks again
+                        await self._look_at(schedule)
+
+        looks = await asyncio.gather(*map(look, _tenant_by_tenant(found)), return_exceptions=True)
+        for failed in filter(None, looks):
+            raise failed  # after the others are done
 
     async def _look_at(self, found: RotationSchedule) -> None:
         work = await self._custody.with_keys(lambda: self._claimed(found))
@@ -219,7 +238,7 @@ class ScheduleKeeper:
         schedule = work.schedule
         try:
             with on_behalf_of(schedule.tenant):
-                created = await self._hook(schedule).create(self._ask(work))
+                created = await _in_time(self._hook(schedule).create(self._ask(work)))
         except HookFailedError as error:
             await self._failed(work, str(error))
             return
@@ -268,7 +287,8 @@ class ScheduleKeeper:
             if rotation is not None and rotation.id == unsettled and rotation.phase is not RotationPhase.OVERTAKEN:
                 new_is_in_use = version is not None and version.version == rotation.new_version
                 with on_behalf_of(work.schedule.tenant):
-                    await self._hook(work.schedule).settle(self._ask(work), new_is_in_use=new_is_in_use)
+                    asked = self._hook(work.schedule).settle(self._ask(work), new_is_in_use=new_is_in_use)
+                    await _in_time(asked)
         except HookFailedError as error:
             await self._failed(work, str(error))
             return
@@ -327,6 +347,25 @@ class ScheduleKeeper:
             detail=detail,
         )
         await self._trail.record(records, [event])
+
+
+async def _in_time(asked: Awaitable[T]) -> T:
+    """Raises `HookFailedError`."""
+    try:
+        async with asyncio.timeout(HOOK_SECONDS):
+            return await asked
+    except TimeoutError:
+        raise HookFailedError(f"the hook did not answer within {HOOK_SECONDS:g} seconds") from None
+
+
+def _tenant_by_tenant(found: Sequence[RotationSchedule]) -> Sequence[RotationSchedule]:
+    """The first of each tenant, then the second of each: whoever has many waits for his own."""
+    seen: dict[TenantId, int] = defaultdict(int)
+    turns: list[tuple[int, RotationSchedule]] = []
+    for schedule in found:
+        turns.append((seen[schedule.tenant], schedule))
+        seen[schedule.tenant] += 1
+    return [schedule for _, schedule in sorted(turns, key=lambda turn: turn[0])]
 
 
 async def _active(records: Records, credential: Credential) -> CredentialVersion | None:

@@ -1,5 +1,6 @@
 """Schedules: who is told that a secret is old, when a hook is asked for a new one, and what is never tried again."""
 
+import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -11,21 +12,25 @@ import jwt
 import pytest
 import trustme
 
+from control_plane import scheduling
 from control_plane.adapters.hooks.http import TYP, HttpHook
 from control_plane.adapters.outbound import Exceptions, HttpOutbound
 from control_plane.adapters.sql.engine import Database
+from control_plane.contract.caller import TenantId
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.contract.secret import Secret
 from control_plane.core.probe import Probe
 from control_plane.core.schedule import LEASE_SECONDS, LOOK_AGAIN_SECONDS, REMIND_AGAIN_SECONDS, RETRY_SECONDS
+from control_plane.credentials import NewCredential
 from control_plane.own_keys import OwnKeyring
 from control_plane.ports import Created, HookAsk, HookFailedError, ProbeReply, whose_doing
 from control_plane.scheduling import NewSchedule, ScheduleKeeper
 from control_plane.trail import Trail
 from tests.control_plane.databases import BOTH
-from tests.control_plane.rotating import ACME, NAME, NEW, NEWER, OLD, OPERATOR, Replica
-from tests.support.upstream import Request, Upstream, Wire, message
+from tests.control_plane.rotating import ACME, DESTINATION, NAME, NEW, NEWER, OLD, OPERATOR, Replica
+from tests.support.upstream import Gate, Request, Upstream, Wire, gated, message, sends
 
+FILE = "control_plane/scheduling.py"
 DAY = 86_400.0
 EVERY = NewSchedule(
     every_seconds=90 * DAY,
@@ -46,6 +51,8 @@ class Maker:
     def __init__(self) -> None:
         self.secrets = [NEW, NEWER]
         self.fails = False
+        self.silence: asyncio.Event | None = None
+        """Where it never answers."""
         self.asked: list[str] = []
         self.doing: list[str | None] = []
         """Whose doing each question was."""
@@ -54,6 +61,8 @@ class Maker:
     async def create(self, ask: HookAsk) -> Created:
         self.asked.append(ask.attempt)
         self.doing.append(whose_doing())
+        if self.silence is not None:
+            await self.silence.wait()
         if self.fails:
             raise HookFailedError("the provider is away")
         return Created(Secret(self.secrets.pop(0)), state={"old": "key-1", "new": "key-2"})
@@ -273,12 +282,12 @@ async def test_a_replica_that_dies_after_the_hook_answered_asks_the_same_again(
     class Dies(Maker):
         async def create(self, ask: HookAsk) -> Created:
             await maker.create(ask)
-            raise SystemExit
+            raise RuntimeError
 
     maker.secrets = [NEW, NEW]
     await schedules.put(ACME, NAME, BY_HOOK, by=OPERATOR)
     replica.clock.now += 90 * DAY
-    with pytest.raises(SystemExit):
+    with pytest.raises(RuntimeError):
         await keeper(replica, Dies()).tick()
 
     at_once = await at(replica, schedules, 0.0)
@@ -368,6 +377,77 @@ async def test_the_endpoint_can_tell_that_it_is_us_who_asks(
         "attempt": "att_1",
     }
     assert OLD.encode() not in endpoint.received()
+
+
+async def add_other(replica: Replica) -> None:
+    new = NewCredential(
+        name="other",
+        preset=None,
+        destinations=(DESTINATION,),
+        placements=None,
+        variables=None,
+        credential_required=False,
+        secret=Secret(OLD),
+    )
+    await replica.credentials.add(ACME, new, by=OPERATOR)
+
+
+@pytest.mark.guards(FILE, "LOOKS_AT_ONCE: Final = 8", "LOOKS_AT_ONCE: Final = 1")
+async def test_an_endpoint_that_answers_slowly_delays_no_other(
+    replica: Replica, http_hook: HttpHook, endpoint: Upstream
+) -> None:
+    await add_other(replica)
+    answer = message(json.dumps({"secret": NEW}).encode())
+    slowly = Gate()
+    endpoint.on("/slow", gated(b"", slowly, answer))
+    endpoint.on("/quick", sends(answer))
+    schedules = keeper(replica, http_hook)
+    for name, path in ((NAME, "/slow"), ("other", "/quick")):
+        hook = {"kind": "test", "url": f"https://localhost:{endpoint.port}{path}"}
+        await schedules.put(ACME, name, replace(BY_HOOK, hook=hook), by=OPERATOR)
+    replica.clock.now += 91 * DAY
+
+    looking = asyncio.create_task(schedules.tick())
+    while not endpoint.seen("/slow") or "credential.rotate" not in await replica.actions():
+        assert not looking.done()
+        await asyncio.sleep(0.01)
+    begun = (await replica.actions()).count("credential.rotate")
+    of_other = (await replica.rotations.get(ACME, "other"))[0]
+    slowly.open()
+    await looking
+
+    assert begun == 1
+    assert of_other is not None
+    assert (await replica.actions()).count("credential.rotate") == 2
+
+
+@pytest.mark.guards(FILE, "async with asyncio.timeout(HOOK_SECONDS):", "if True:")
+async def test_a_hook_that_never_answers_has_failed_after_its_time(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "HOOK_SECONDS", 0.05)
+    silent = Maker()
+    silent.silence = asyncio.Event()
+    schedules = keeper(replica, silent)
+    await schedules.put(ACME, NAME, BY_HOOK, by=OPERATOR)
+    replica.clock.now += 91 * DAY
+
+    async with asyncio.timeout(10):
+        await schedules.tick()
+
+    assert "did not answer within 0.05 seconds" in await replica.trail()
+    assert (await replica.actions())[-1] == "rotation.hook_failed"
+
+
+async def test_whoever_has_many_schedules_waits_for_his_own(replica: Replica) -> None:
+    await add_other(replica)
+    schedules = keeper(replica, Maker())
+    scheduled = [(await schedules.put(ACME, name, EVERY, by=OPERATOR)).schedule for name in (NAME, "other")]
+    evil = replace(scheduled[0], tenant=TenantId("evil"))
+
+    in_turn = scheduling._tenant_by_tenant([*scheduled, evil])
+
+    assert [schedule.tenant for schedule in in_turn] == [ACME, "evil", ACME]
 
 
 @pytest.mark.parametrize(
