@@ -23,7 +23,7 @@ from control_plane.issuance import live
 from control_plane.own_keys import OwnKeyring, unverified_typ
 from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TenantScope, TokenFacts
 from control_plane.revocation import end_sessions, revoke_tokens
-from control_plane.sessions import asserts_subjects_in
+from control_plane.sessions import asserts_subjects_in, party_of
 from control_plane.trail import Actor, Trail, acted
 
 INACTIVE: Final[dict[str, Any]] = {"active": False}
@@ -68,7 +68,7 @@ class Introspection:
             return INACTIVE
         async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
             facts = await records.hot.token_facts(genuine.fingerprint)
-            if facts is None or not _is_seen(facts.token, facts.session, viewer):
+            if facts is None or not _is_seen(facts.token, facts.session, viewer, self._issuer):
                 return INACTIVE
             if not await self._works(records, facts):
                 return INACTIVE
@@ -141,7 +141,7 @@ class Introspection:
             session = await records.sessions.get(claims.session)
         if session is None or not claims.are_of(session) or not session.is_live(self._clock()):
             return INACTIVE
-        if not _is_session_seen(session, viewer):
+        if not _is_session_seen(session, viewer, self._issuer):
             return INACTIVE
         return self._about(
             client_id=session.runtime,
@@ -191,7 +191,7 @@ class Introspection:
     async def _end_session(self, session_id: SessionId, client: Client, by: Actor, *, of_joined_alone: bool) -> None:
         async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
             found = await records.sessions.get(session_id)
-        if found is None or not _is_session_seen(found, client):
+        if found is None or not _is_session_seen(found, client, self._issuer):
             return
         if of_joined_alone and found.joined_by != client.id:
             return
@@ -229,22 +229,22 @@ class Introspection:
 _SESSION_PREFIX: Final = "ses_"
 
 
-def _is_seen(token: Token, session: Session | None, viewer: Viewer) -> bool:
+def _is_seen(token: Token, session: Session | None, viewer: Viewer, issuer: str) -> bool:
     if isinstance(viewer, Principal):
         return viewer.sees(token.tenant)
-    return token.client == viewer.id or (session is not None and _opened_by(session, viewer))
+    return token.client == viewer.id or (session is not None and _opened_by(session, viewer, issuer))
 
 
-def _is_session_seen(session: Session, viewer: Viewer) -> bool:
+def _is_session_seen(session: Session, viewer: Viewer, issuer: str) -> bool:
     if isinstance(viewer, Principal):
         return viewer.sees(session.tenant)
     is_its_runtime = session.runtime == viewer.id and viewer.serves(session.tenant)
-    return is_its_runtime or _opened_by(session, viewer)
+    return is_its_runtime or _opened_by(session, viewer, issuer)
 
 
-def _opened_by(session: Session, client: Client) -> bool:
+def _opened_by(session: Session, client: Client, issuer: str) -> bool:
     """Whether this client opened the session on its subject's behalf."""
-    return asserts_subjects_in(client, session.tenant) and any(party.client == client.id for party in session.act)
+    return asserts_subjects_in(client, session.tenant) and party_of(client, issuer) in session.act
 
 
 NOT_REVOCABLE: Final = Refusal(

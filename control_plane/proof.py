@@ -24,7 +24,7 @@ from control_plane.contract.headers import (
     TOKEN_TYPE_SESSION,
 )
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.core.delegation import Chain, InvalidDelegationError, Party, from_act, lengthened, may_act
+from control_plane.core.delegation import Chain, InvalidDelegationError, Party, from_foreign_act, lengthened, may_act
 from control_plane.core.identity import Use
 from control_plane.core.names import IN_WORDS, PRINTABLE, is_object_id, is_printable
 from control_plane.core.oauth import OAuthErrorCode, OAuthRefusedError, TokenRequest, invalid_request
@@ -186,7 +186,7 @@ class Proofs:
         """Somebody whom a trusted issuer vouches for, in the tenant that its claims table says."""
         try:
             identity = await self._identification.verified(unverified_token, use=Use.SESSION)
-            chain = from_act(identity.act)
+            chain = from_foreign_act(identity.act, issuer=identity.issuer_id, own_issuer=self._issuer)
         except (InvalidTokenError, InvalidDelegationError):
             raise bad_subject_token() from None
         if identity.tenant is None or not runtime.serves(identity.tenant):

@@ -16,7 +16,7 @@ from control_plane.api.messages import EndedSessionOut, SessionIn, SessionOut, S
 from control_plane.api.peer import peer_certificate
 from control_plane.contract.caller import ClientId, SessionId, SubjectId, TenantId
 from control_plane.contract.refusal import RefusedError
-from control_plane.core.delegation import Chain, InvalidDelegationError, from_act
+from control_plane.core.delegation import Chain, InvalidDelegationError, from_foreign_act
 from control_plane.core.identity import Use, VerifiedIdentity
 from control_plane.core.names import OBJECT_ID
 from control_plane.core.policy import Action, Principal
@@ -65,7 +65,7 @@ class SessionsApi:
             case Client() as client:
                 opening, by = self._opening_by_client(client, request, body)
             case VerifiedIdentity() as identity if _asks_for_its_own(identity, body):
-                opening, by = _opening_of(identity, body, request)
+                opening, by = _opening_of(identity, body, request, own_issuer=self.sessions.issuer)
             case Principal() as principal:
                 opening, by = _opening_by_administrator(principal, request, body)
             case _:  # somebody who names somebody else, and may do so as an administrator alone
@@ -221,12 +221,14 @@ def _opening_by_administrator(principal: Principal, request: Request, body: Sess
     return _opening(tenant, _named_subject(body), tuple(body.roles), body), actor_of(principal, request)
 
 
-def _opening_of(identity: VerifiedIdentity, body: SessionIn, request: Request) -> tuple[Opening, Actor]:
+def _opening_of(
+    identity: VerifiedIdentity, body: SessionIn, request: Request, *, own_issuer: str
+) -> tuple[Opening, Actor]:
     """Tenant, subject and roles are the token's: nobody gives itself a role."""
     if body.roles or identity.tenant is None:
         raise RefusedError(FORBIDDEN)
     try:
-        act = from_act(identity.act)
+        act = from_foreign_act(identity.act, issuer=identity.issuer_id, own_issuer=own_issuer)
     except InvalidDelegationError:
         raise RefusedError(UNAUTHENTICATED) from None
     opening = _opening(identity.tenant, identity.subject, identity.roles, body, act=act)

@@ -1,8 +1,12 @@
 """Who acts for whom: the `act` and `may_act` claims (RFC 8693 §4.1, §4.4).
 
-Rule: a chain is only ever lengthened, by the one who acts now, at its front; nothing that is exchanged again loses the
-actors before. Somebody may act for a subject only where the subject's token says so (`may_act`); a `may_act` that says
-nothing, or something that we do not know, names nobody.
+Rules:
+- A chain is only ever lengthened, by the one who acts now, at its front; nothing that is exchanged again loses the actors
+  before.
+- Who an actor is, its issuer says together with its subject: what another issuer says of actors is about its own, or about
+  others', and never about a client or subject of ours.
+- Somebody may act for a subject only where the subject's token says so (`may_act`); a `may_act` that says nothing, or
+  something that we do not know, names nobody.
 """
 
 from collections.abc import Mapping
@@ -63,6 +67,18 @@ def from_act(claim: object) -> Chain:
     return tuple(chain)
 
 
+def from_foreign_act(claim: object, *, issuer: str, own_issuer: str) -> Chain:
+    """The chain that another issuer's token tells of, each actor with whose it is. Raises `InvalidDelegationError`.
+
+    RFC 8693 §4.1: an actor is identified by "the combination of the two claims iss and sub". One without `iss` is the
+    issuer's own. A `client_id` would be read as a client's of ours, and is not taken over.
+    """
+    chain = from_act(claim)
+    if any(party.issuer == own_issuer for party in chain):
+        raise InvalidDelegationError("an issuer names no actor of ours")
+    return tuple(Party(party.subject, party.issuer or issuer) for party in chain)
+
+
 def lengthened(chain: Chain, actor: Party) -> Chain:
     """Raises `InvalidDelegationError` where it would be too long."""
     if len(chain) >= MAX_ACTORS:
@@ -78,5 +94,5 @@ def may_act(claim: Mapping[str, Any] | None, actor: Party) -> bool:
 
 
 def in_words(chain: Chain) -> str:
-    """For the audit trail: who acts now, then for whom that one acts."""
-    return " < ".join(party.client or party.subject for party in chain)
+    """For the audit trail: who acts now, then for whom that one acts. A client of ours stands there by its id alone."""
+    return " < ".join(party.client or f"{party.subject} ({party.issuer})" for party in chain)

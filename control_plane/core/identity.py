@@ -119,6 +119,8 @@ class VerifiedIdentity:
 
     issuer: str
     """The name of the trusted issuer."""
+    issuer_id: str
+    """Its `iss`, or `spiffe://<trust domain>`."""
     subject: SubjectId
     tenant: TenantId | None
     """None only where the issuer's tokens are no subject tokens."""
@@ -208,6 +210,7 @@ def _identity(payload: Mapping[str, Any], issuer: TrustedIssuer, use: Use) -> Ve
     token_id = payload.get("jti")
     return VerifiedIdentity(
         issuer=issuer.name,
+        issuer_id=issuer.issuer,
         subject=derived_subject(payload, table.subject),
         tenant=tenant,
         roles=derived_roles(payload, table.roles),

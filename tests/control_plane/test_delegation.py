@@ -364,7 +364,7 @@ def test_an_actor_is_put_before_those_who_acted_already(operator: Operator) -> N
     assert answer["act"] == {"sub": "bob", "iss": issuer(workspace), "act": operator.act()}
     assert renewed["act"] == answer["act"]
     (event,) = [event for event in workspace.audit() if event["action"] == "exchange"]
-    assert event["extra"]["act"] == f"bob < {operator.id}"
+    assert event["extra"]["act"] == f"bob ({issuer(workspace)}) < {operator.id}"
 
 
 NOT_NAMED: dict[str, Json] = {

@@ -7,7 +7,9 @@ import pytest
 
 from tests.control_plane.conftest import OwnControlPlane
 from tests.control_plane.issuing import Provider
+from tests.control_plane.test_delegation import Operator
 from tests.control_plane.test_exchange import assert_oauth_error
+from tests.control_plane.test_introspection import introspected, revoke
 from tests.control_plane.workspace import JWT, SESSION, Workspace
 
 ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"
@@ -86,9 +88,70 @@ def test_who_acts_already_by_the_issuers_word_goes_on_acting(granted: Workspace,
     answer = exchanged(granted, provider.token(act=act)).json()
     further = exchanged(granted, answer["session_id"], SESSION).json()
 
-    assert answer["act"] == further["act"] == act
+    of_the_issuer = {"sub": "planner", "iss": provider.issuer}
+    assert answer["act"] == further["act"] == {**act, "act": of_the_issuer}
     (event,) = [event for event in granted.audit() if event.get("placeholder_id") == answer["id"]]
-    assert event["extra"]["act"] == "assistant < planner"
+    assert event["extra"]["act"] == f"assistant (https://agents.example) < planner ({provider.issuer})"
+
+
+@pytest.mark.guards(
+    "control_plane/core/delegation.py", "party.issuer or issuer) for", "party.issuer or issuer, party.client) for"
+)
+def test_an_actor_of_an_issuers_is_no_client_of_ours_whatever_it_is_called(
+    granted: Workspace, provider: Provider
+) -> None:
+    client = Operator(granted)
+    named = {"sub": client.id, "client_id": client.id}
+
+    exchange = exchanged(granted, provider.token(act={**named, "act": named})).json()
+    opened = granted.control_plane.http.post(
+        "/v1/sessions",
+        json={"runtime": granted.runtime},
+        headers={"Authorization": f"Bearer {provider.token(act=named)}"},
+    ).json()
+
+    of_the_issuer = {"sub": client.id, "iss": provider.issuer}
+    assert exchange["act"] == {**of_the_issuer, "act": of_the_issuer}
+    assert introspected(granted, exchange["access_token"])["act"] == exchange["act"]
+    assert introspected(granted, opened["session_token"])["act"] == of_the_issuer
+    (event,) = [event for event in granted.audit() if event.get("placeholder_id") == exchange["id"]]
+    assert event["extra"]["act"] == f"{client.id} ({provider.issuer}) < {client.id} ({provider.issuer})"
+
+
+@pytest.mark.guards(
+    "control_plane/introspection.py",
+    "party_of(client, issuer) in session.act",
+    "any(p.subject == client.id for p in session.act)",
+)
+def test_a_client_whose_name_an_issuer_says_sees_and_ends_nothing(granted: Workspace, provider: Provider) -> None:
+    client = Operator(granted)
+    act = {"sub": client.id, "iss": provider.issuer, "client_id": client.id}
+
+    issued = exchanged(granted, provider.token(act=act)).json()
+
+    assert introspected(granted, issued["access_token"], client.login) == {"active": False}
+    path = f"/v1/sessions/{issued['session_id']}"
+    token = granted.control_plane.made("POST", f"{path}/token")["session_token"]
+    revoke(granted, token, client.login)
+    assert granted.control_plane.made("GET", path)["ended_at"] is None
+
+
+@pytest.mark.guards(
+    "control_plane/core/delegation.py", "if any(party.issuer == own_issuer for party in chain):", "if False:"
+)
+def test_an_issuer_names_no_actor_in_our_name(granted: Workspace, provider: Provider) -> None:
+    client = Operator(granted)
+    deeper = {"sub": "assistant", "act": client.act()}
+
+    for act in (client.act(), deeper):
+        assert_oauth_error(exchanged(granted, provider.token(act=act)), "invalid_request", "token_invalid")
+    opened = granted.control_plane.http.post(
+        "/v1/sessions",
+        json={"runtime": granted.runtime},
+        headers={"Authorization": f"Bearer {provider.token(act=deeper)}"},
+    )
+
+    assert opened.status_code == 401
 
 
 def test_an_issuer_says_who_may_act(granted: Workspace, provider: Provider) -> None:
