@@ -1,10 +1,10 @@
 """Who acts for whom: the `act` and `may_act` claims (RFC 8693 §4.1, §4.4).
 
 Rules:
-- A chain is only ever lengthened, by the one who acts now, at its front; nothing that is exchanged again loses the actors
-  before.
-- Who an actor is, its issuer says together with its subject: what another issuer says of actors is about its own, or about
-  others', and never about a client or subject of ours.
+- A chain is only ever lengthened, by the one who acts now, at its front; nothing that is exchanged again loses the
+  actors before.
+- Who an actor is, its issuer says together with its subject: what another issuer says of actors is about its own, or
+  about others', and never about a client or subject of ours.
 - Somebody may act for a subject only where the subject's token says so (`may_act`); a `may_act` that says nothing, or
   something that we do not know, names nobody.
 """
