@@ -128,17 +128,18 @@ class Scrubber:
         What was matched before is not compared again, so that a body takes as long as it is, also where a secret
         repeats itself (Knuth, Morris and Pratt).
         """
-        longest, matched = 0, self._matched
+        longest, matched, old = 0, self._matched, len(tail) - new
         for place, form in enumerate(self._needles.forms):
-            known, at = matched.get(place, 0), len(tail) - new
-            if not known or at < 0:
-                known, at = 0, max(0, at - form.decisive + 1, len(tail) - len(form.text) + 1)
+            known = matched.pop(place, 0) if matched else 0
+            at = old
+            if not known or old < 0:
+                known, at = 0, max(0, old - form.decisive + 1)
+                if tail.find(form.start, at) < 0:
+                    continue  # of most there is nothing
             known = self._beginning(tail, at, known, place, form)
             if known:
                 matched[place] = known
                 longest = max(longest, known)
-            elif matched:
-                matched.pop(place, None)
         return longest
 
     def _beginning(self, tail: bytes, at: int, known: int, place: int, form: Needle) -> int:

@@ -94,7 +94,7 @@ def test_no_form_of_any_guarded_secret_passes(secret: str, offset: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, len(RAW) + 1, 2))
 @pytest.mark.parametrize("second", range(1, len(RAW) + 1, 2))
-@pytest.mark.guards(SCRUB, "self._undecided(tail) if self._needles", "0 if self._needles")
+@pytest.mark.guards(SCRUB, "self._undecided(tail, len(data)) if self._needles", "0 if self._needles")
 def test_a_secret_cut_twice_does_not_pass(first: int, second: int) -> None:
     """Until enough of it was matched its beginning may have passed; never the rest."""
     low, high = sorted((first, second))
@@ -245,9 +245,7 @@ def steps_taken(pieces: list[bytes], needles: Needles) -> int:
     [lambda n: b"a" * (n - 1) + b"b", lambda n: b"a" * n, lambda n: b"a" * (n // 2) + b"b" * (n // 2)],
     ids=["but for the last", "the secret", "half of it"],
 )
-@pytest.mark.guards(
-    SCRUB, "            known, at = matched.get(place, 0), len(tail) - new", "            known, at = 0, 0"
-)
+@pytest.mark.guards(SCRUB, "            at = old\n", "            at = known = old = 0\n")
 def test_a_secret_that_repeats_itself_takes_as_long_as_it_is(stream: Callable[[int], bytes], piece: int) -> None:
     steps = []
 
@@ -293,7 +291,7 @@ def test_enough_of_a_guarded_secret_is_held_back_until_it_is_decided() -> None:
 
 
 @given(st.text(string.ascii_lowercase, min_size=0, max_size=30), st.text(string.ascii_lowercase, max_size=30))
-@pytest.mark.guards(SCRUB, "are_guarded else self._unended(tail)", "are_guarded else self._undecided(tail)")
+@pytest.mark.guards(SCRUB, "are_guarded else self._unended(tail)", "are_guarded else self._undecided(tail, len(data))")
 def test_for_a_short_secret_the_same_is_held_whatever_was_matched(one: str, other: str) -> None:
     needles = Needles.of(("hunter2hunter2", 0))
     length = min(len(one), len(other))
