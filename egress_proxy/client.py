@@ -1089,6 +1089,11 @@ class ClientConnection(asyncio.Protocol):
         sock = self._outlet.transport.get_extra_info("socket")
         return sock.fileno() if sock is not None else None
 
+    @property
+    def may_send_no_more(self) -> bool:
+        """Whether the end of what it sends is not yet its own: what came before is still to be read."""
+        return self.exchange is not None and self.exchange.outlives_its_client
+
     def hung_up(self) -> None:
         """The client left while it was not being read."""
         self._client_ended(False)

@@ -8,7 +8,8 @@ Rules:
 - Whatever of a swapped reply reaches the client went through the scrubber, its head included. Coded bodies cannot be
   scrubbed, and are refused.
 - A reply that breaks off is never ended cleanly: the client's connection is aborted (RFC 9112 §8).
-- A client that is gone takes its upstream connection with it, at once.
+- A client that is gone takes its upstream connection with it, at once; but where both sides are carried as they come
+  (WebSocket, unopened tunnels), what a side sent before it ended is still sent on (RFC 9110 §9.3.6).
 - Trailers are dropped, both ways. A half-closed client counts as gone.
 - `Expect: 100-continue` is the upstream's to answer; when it says nothing for `CONTINUE_SECONDS`, the proxy does,
   because clients wait a second or for ever (RFC 9110 §10.1.1).
@@ -262,7 +263,8 @@ class Exchange:
     def upstream_ended(self, *, cleanly: bool) -> None:
         self._upstream = None
         if self._is_opaque:
-            self._client.exchange_ended(self, body_is_unread=False)
+            # It may be sending still: closed at once, it might get a reset in the place of the last bytes.
+            self._client.exchange_ended(self, body_is_unread=True)
         elif self._reply is not None and self._reply_framing is Framing.UNTIL_CLOSE and cleanly:
             self._client.write(self._last_of_reply())
             self._reply_is_complete()
@@ -293,7 +295,16 @@ class Exchange:
             self._upstream.resume_reading()
 
     def client_gone(self) -> None:
-        self._release(reusable=False)
+        if self._is_opaque and self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.end()
+        else:
+            self._release(reusable=False)
+
+    @property
+    def outlives_its_client(self) -> bool:
+        """Whether a client that sends no more is still to be read to its last byte."""
+        return self._is_opaque
 
     async def recheck(self) -> None:
         """Cut it if it would be refused by now."""

@@ -28,7 +28,8 @@ from egress_proxy.upstream import Upstreams
 
 TICK_SECONDS: Final = 0.5
 BACKLOG: Final = 1024
-_HUNG_UP: Final = select.POLLERR | select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+_GONE: Final = select.POLLERR | select.POLLHUP
+_HUNG_UP: Final = _GONE | getattr(select, "POLLRDHUP", 0)
 
 log = structlog.get_logger("egress_proxy")
 
@@ -184,8 +185,8 @@ class Server:
         if not paused:
             return
         poll = select.poll()
-        for descriptor in paused:
-            poll.register(descriptor, _HUNG_UP)
+        for descriptor, client in paused.items():
+            poll.register(descriptor, _GONE if client.may_send_no_more else _HUNG_UP)
         for descriptor, _ in poll.poll(0):
             paused[descriptor].hung_up()
 

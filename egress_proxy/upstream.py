@@ -25,6 +25,8 @@ from egress_proxy.tls import Lower, TlsLayer
 STAGGER_SECONDS: Final = 0.25
 """How long one address may take before the next is tried beside it (RFC 8305 §5)."""
 WRITE_HIGH_WATER_BYTES: Final = 262_144
+LINGER_SECONDS: Final = 2.0
+"""How long the last bytes of a tunnel may take to arrive."""
 MAX_OWN_CAS: Final = 256
 
 
@@ -170,6 +172,19 @@ class UpstreamConnection(asyncio.Protocol):
         if self._outlet is not None:
             self._outlet.abort()
 
+    def end(self) -> None:
+        """Nothing more is wanted from it, but what was written still arrives, within `LINGER_SECONDS`. What it sends
+        until then is dropped: a socket that is closed with unread bytes is a reset to the other end."""
+        outlet, lower = self._outlet, self._lower
+        if self._closed or outlet is None or lower is None:
+            self.close()
+            return
+        self.resume_reading()
+        self._is_closed()
+        self.reader = self._tls = None
+        lower.write_eof()
+        self._loop.call_later(LINGER_SECONDS, outlet.abort)
+
     # --- dialling ---
 
     async def secure(self, context: ssl.SSLContext, host: str) -> None:
@@ -215,6 +230,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._unasked()
 
     def eof_received(self) -> bool:
+        if self._closed:
+            return False
         if self._tls is not None:
             self._tls.feed_eof()
         else:
@@ -248,7 +265,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._unasked()
 
     def _unasked(self) -> None:
-        self.close()  # bytes that nobody asked for
+        if not self._closed:
+            self.close()  # bytes that nobody asked for
 
     def _is_closed(self) -> None:
         self._closed = True
