@@ -95,7 +95,11 @@ def test_what_a_client_sent_before_it_hung_up_reaches_the_upstream(
         gate.open()
     line.sock.settimeout(20)
 
-    sender = threading.Thread(target=lambda: (line.send(SENT), line.sock.shutdown(socket.SHUT_WR)), daemon=True)
+    def send_and_end() -> None:
+        line.send(SENT)
+        line.sock.shutdown(socket.SHUT_WR)
+
+    sender = threading.Thread(target=send_and_end, daemon=True)
     sender.start()
     if pace != "at once":
         sender.join(5)
