@@ -83,6 +83,7 @@ def examine(state: StateFolder, *, dial_upstreams: bool) -> Iterator[Check]:
     """Every check, in the order in which a request meets the links."""
     yield from _state_folder(state)
     yield from _kek(state)
+    yield from _database(state)
     yield from _ca(state)
     stack = find_stack(state) if state.exists() else None
     yield _stack(state, stack)
@@ -129,6 +130,16 @@ def _kek(state: StateFolder) -> Iterator[Check]:
         yield Check("key-encryption key", Health.FAILED, found, "put the files in kek/ back from your backup")
         return
     yield Check("key-encryption key", Health.OK, f"{len(state.kek_files)} in the ring; keep a copy somewhere safe")
+
+
+def _database(state: StateFolder) -> Iterator[Check]:
+    if not state.exists():
+        return
+    if state.database.exists():
+        yield Check("database", Health.OK, str(state.database))
+        return
+    todo = "put it back from your backup, with the key-encryption keys of its time; 'coatcheck up' makes an empty one"
+    yield Check("database", Health.FAILED, f"{state.database} is not there: no credential, no grant, no trail", todo)
 
 
 def _ca(state: StateFolder) -> Iterator[Check]:
@@ -189,11 +200,24 @@ def _running(state: StateFolder, stack: RunningStack, *, dial_upstreams: bool) -
     yield _answers("egress proxy", f"{stack.admin_url}/readyz", log)
     yield from _proxy_numbers(stack, log)
     with ControlPlane.of(state) as control_plane:
+        yield from keks(control_plane.keks())
         yield from _credentials(control_plane.credentials(), control_plane.grants())
         yield from ages(control_plane.credentials(), now=time.time())
         if dial_upstreams:
             for credential in control_plane.credentials():
                 yield from _upstreams(credential, stack)
+
+
+def keks(listed: list[Json]) -> Iterator[Check]:
+    """Of the running ring: what is missing from it, and what does not answer."""
+    troubled = [kek for kek in listed if kek["problem"]]
+    for kek in troubled:
+        name = f"{kek['kek_id']} ({kek['provider']} {kek['place']})"
+        under = f"{kek['envelopes']} envelopes are under it"
+        yield Check(f"key {name}", Health.FAILED, f"{kek['problem']}; {under}", "'coatcheck kek list' shows the ring")
+    if not troubled:
+        sealing = next((kek["kek_id"] for kek in listed if kek["seals"]), "none")
+        yield Check("key ring", Health.OK, f"{sealing} seals, and every key that is needed answers")
 
 
 def ages(credentials: list[Json], *, now: float) -> Iterator[Check]:
@@ -218,8 +242,18 @@ def _answers(link: str, url: str, todo: str) -> Check:
     except httpx.HTTPError as error:
         return Check(link, Health.FAILED, f"{url} cannot be reached ({type(error).__name__})", todo)
     if response.status_code != httpx.codes.OK:
-        return Check(link, Health.FAILED, f"not ready ({response.status_code} at {url})", todo)
+        why, hint = _refusal_in(response)
+        return Check(link, Health.FAILED, f"not ready ({response.status_code} at {url}){why}", hint or todo)
     return Check(link, Health.OK, f"ready at {url.removesuffix('/readyz')}")
+
+
+def _refusal_in(response: httpx.Response) -> tuple[str, str]:
+    """What a problem document says (RFC 9457), and what to do."""
+    try:
+        problem = response.json()
+        return f": {problem['detail']}", str(problem.get("hint") or "")
+    except (ValueError, TypeError, KeyError):
+        return "", ""
 
 
 def _proxy_numbers(stack: RunningStack, todo: str) -> Iterator[Check]:

@@ -97,7 +97,7 @@ def _show(context: typer.Context, keks: list[Json]) -> None:
         [
             (
                 kek["kek_id"],
-                kek["provider"],
+                f"{kek['provider']} {kek['place']}".strip(),
                 _state(kek),
                 kek["envelopes"],
                 local_time(kek["first_seen_at"]) if kek["first_seen_at"] else "",
@@ -106,6 +106,9 @@ def _show(context: typer.Context, keks: list[Json]) -> None:
         ],
         nothing="no key-encryption keys",
     )
+    for kek in keks:
+        if kek["problem"]:
+            say(f"{kek['kek_id']}: {kek['problem']}")
 
 
 def _state(kek: Json) -> str:
@@ -113,7 +116,11 @@ def _state(kek: Json) -> str:
         return "retired"
     if kek["seals"]:
         return "seals"
-    return "opens" if kek["in_ring"] else "missing"
+    if kek["in_ring"] and kek["seals_from"]:
+        return f"opens; seals from {local_time(kek['seals_from'])}"
+    if kek["in_ring"]:
+        return "opens"
+    return "missing" if kek["envelopes"] else "gone"
 
 
 def _fields(rewrap: Json) -> dict[str, Any]:

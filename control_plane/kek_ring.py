@@ -24,7 +24,7 @@ from control_plane.core.records import Change, ChangeKind, KnownKek, Rewrap
 from control_plane.core.sealing import Kek
 from control_plane.custody import Custody, RingMember, Sealed, UnopenableError
 from control_plane.faults import reach
-from control_plane.ports import Clock, CrossTenantReason, Entropy, PlatformScope, SealedRow, Store
+from control_plane.ports import Clock, CrossTenantReason, Entropy, KekError, PlatformScope, SealedRow, Store
 from control_plane.trail import Actor, Trail
 
 BATCH_ROWS: Final = 100
@@ -35,6 +35,10 @@ IDLE_SECONDS: Final = 15.0
 ROUND_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 120.0
 NAMED_UNOPENABLE: Final = 20
+_PLACE_CHARACTERS: Final = 512
+_TRIED_BYTES: Final = 32
+_TRIED_AS: Final = b"coatcheck: is this key there"
+"""What a data key is wrapped for that only shows that a key elsewhere answers."""
 
 _SETTINGS: Final = Actor("settings", "start")
 _SCOPE: Final = PlatformScope(CrossTenantReason.UPKEEP)
@@ -49,8 +53,14 @@ ReadRing = Callable[[], Sequence[RingMember]]
 class KekStatus:
     id: str
     provider: str
+    place: str
+    """Its file, or its name elsewhere; where it was last, if it is in the ring no more."""
     in_ring: bool
     seals: bool
+    seals_from: float | None
+    """When it began, or will begin. None: it only opens."""
+    problem: str
+    """Why it does not serve, or soon will not; empty where nothing is wrong."""
     envelopes: int
     first_seen_at: float | None
     retired_at: float | None
@@ -88,12 +98,22 @@ class KekRing:
         self._runner = new_id("run", entropy(ID_ENTROPY_BYTES))
         self._asked = asyncio.Event()
         self._whole = False
+        self._left: frozenset[str] = frozenset()
+        """Keys that left the settings, and that we go on with."""
+        self._placed: dict[str, str] = {}
+        self._unreadable = ""
+        """Why the settings could not be read the last time."""
 
     # --- the ring as it is
 
     async def reload(self) -> None:
         """Reads the settings' ring again and lets every replica know of it. Raises `ValueError`; the old ring stays."""
-        wanted = list(await asyncio.to_thread(self._read_ring))
+        try:
+            wanted = list(await asyncio.to_thread(self._read_ring))
+        except ValueError as error:
+            self._unreadable = str(error)
+            raise
+        self._unreadable = ""
         async with self._store.read(_SCOPE) as records:
             counts = await records.sealed.count_by_kek()
             known: Mapping[str, KnownKek] = {kek.id: kek for kek in await records.keks.list()}
@@ -103,7 +123,8 @@ class KekRing:
             if counts.get(member.id):
                 _log.error("kek_missing_from_settings", kek_id=member.id, envelopes=counts[member.id])
                 wanted.append(member)
-        if any(member.id not in known for member in wanted):
+        self._left = frozenset(member.id for member in left if counts.get(member.id))
+        if any(member.id not in known or self._placed.get(member.id) != _place(member) for member in wanted):
             known = await self._see(wanted, anew=not known)
         self._custody.arrange(wanted, sealing=self._sealing(wanted, known))
 
@@ -122,20 +143,47 @@ class KekRing:
         """The ring, newest first; then what is known beside it."""
         async with self._store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
             counts, known = await records.sealed.count_by_kek(), {kek.id: kek for kek in await records.keks.list()}
-        ring = {member.id: _provider(member) for member in self._custody.ring}
+        ring = {member.id: member for member in self._custody.ring}
         others = [kek_id for kek_id in (*known, *sorted(counts)) if kek_id not in ring]
+        problems = dict(zip(ring, await asyncio.gather(*map(self._problem, ring.values())), strict=True))
+        problems |= {kek_id: _absent(known.get(kek_id)) for kek_id in others if counts.get(kek_id)}
+        from_when = self._seal_from(list(ring), known)
         return [
             KekStatus(
                 id=kek_id,
-                provider=ring.get(kek_id) or (known[kek_id].provider if kek_id in known else "unknown"),
+                provider=_provider(ring[kek_id]) if kek_id in ring else kek.provider if kek is not None else "unknown",
+                place=_place(ring[kek_id]) if kek_id in ring else kek.place if kek is not None else "",
                 in_ring=kek_id in ring,
                 seals=kek_id == self._custody.sealing_id,
+                seals_from=from_when.get(kek_id),
+                problem=problems.get(kek_id, ""),
                 envelopes=counts.get(kek_id, 0),
-                first_seen_at=known[kek_id].first_seen_at if kek_id in known else None,
-                retired_at=known[kek_id].retired_at if kek_id in known else None,
+                first_seen_at=kek.first_seen_at if kek is not None else None,
+                retired_at=kek.retired_at if kek is not None else None,
             )
-            for kek_id in dict.fromkeys((*ring, *others))
+            for kek_id, kek in ((kek_id, known.get(kek_id)) for kek_id in dict.fromkeys((*ring, *others)))
         ]
+
+    async def _problem(self, member: RingMember) -> str:
+        """Of a key of the ring; one elsewhere is asked."""
+        if member.id in self._left:
+            return (
+                "the settings name it no more; this replica has it until it ends: name it again, "
+                "or bring what is under it under another key"
+            )
+        if isinstance(member, Kek):
+            return self._unreadable if member.place and member.place in self._unreadable else ""
+        try:
+            await member.wrap(self._entropy(_TRIED_BYTES), context=_TRIED_AS)
+        except KekError as error:
+            return f"it cannot be used now: {error.detail}"
+        return ""
+
+    def _seal_from(self, ring: Sequence[str], known: Mapping[str, KnownKek]) -> Mapping[str, float]:
+        """Of the one that seals, and of newer ones that have not settled."""
+        newest = ring[: ring.index(self._custody.sealing_id) + 1] if self._custody.sealing_id in ring else ring
+        living = [known[kek_id] for kek_id in newest if kek_id in known and known[kek_id].retired_at is None]
+        return {kek.id: kek.first_seen_at + self._settle_seconds for kek in living}
 
     # --- what an operator does
 
@@ -321,12 +369,23 @@ class KekRing:
         now = self._clock()
         async with self._store.write(_SCOPE) as records:
             for member in ring:
-                kek = KnownKek(member.id, _provider(member), now - self._settle_seconds * anew, retired_at=None)
-                if await records.keks.see(kek):
+                kek = KnownKek(
+                    member.id,
+                    _provider(member),
+                    now - self._settle_seconds * anew,
+                    retired_at=None,
+                    place=_place(member),
+                )
+                is_new = await records.keks.see(kek)
+                if member.id not in self._left:
+                    await records.keks.place(kek.id, kek.place)
+                if is_new:
                     await records.audit.append(
                         [self._trail.event("kek.add", by=_SETTINGS, tenant=None, detail=f"{kek.id} ({kek.provider})")]
                     )
-            return {kek.id: kek for kek in await records.keks.list()}
+            found = {kek.id: kek for kek in await records.keks.list()}
+        self._placed = {member.id: _place(member) for member in ring}
+        return found
 
     def _sealing(self, ring: Sequence[RingMember], known: Mapping[str, KnownKek]) -> str:
         """The newest that has settled and is not retired; without one, what seals now, else the newest."""
@@ -343,6 +402,16 @@ class KekRing:
 
 def _provider(member: RingMember) -> str:
     return "file" if isinstance(member, Kek) else member.provider
+
+
+def _place(member: RingMember) -> str:
+    return member.place[:_PLACE_CHARACTERS]
+
+
+def _absent(kek: KnownKek | None) -> str:
+    """Of a key that envelopes are under, and that this replica does not have."""
+    where = f"it was last at {kek.place}" if kek is not None and kek.place else "nobody knows where it was"
+    return f"it is missing from the ring: {where}; put it back, or give up what is under it with kek retire --abandon"
 
 
 def _named(row: SealedRow) -> str:

@@ -76,4 +76,4 @@ def _read(path: Path) -> Kek:
         raise KeyFileError(f"cannot read {path}") from None
     if not _HEX.fullmatch(text):
         raise KeyFileError(f"{path} does not hold a key: 64 hexadecimal digits are expected")
-    return Kek.of(bytes.fromhex(text))
+    return Kek.of(bytes.fromhex(text), place=str(path))

@@ -145,8 +145,14 @@ class ReadingOut(_Outgoing):
 class KekOut(_Outgoing):
     kek_id: str
     provider: str
+    place: str
+    """Its file, or its name elsewhere; where it was last, if it is in the ring no more."""
     in_ring: bool
     seals: bool
+    seals_from: float | None
+    """When it began, or will begin. Null: it only opens."""
+    problem: str
+    """Why it does not serve, or soon will not."""
     envelopes: int
     first_seen_at: float | None
     retired_at: float | None
@@ -156,8 +162,11 @@ class KekOut(_Outgoing):
         return cls(
             kek_id=status.id,
             provider=status.provider,
+            place=status.place,
             in_ring=status.in_ring,
             seals=status.seals,
+            seals_from=status.seals_from,
+            problem=status.problem,
             envelopes=status.envelopes,
             first_seen_at=status.first_seen_at,
             retired_at=status.retired_at,
@@ -249,7 +258,8 @@ class CustodyApi:
     # --- key-encryption keys
 
     async def list_keks(self) -> Items[KekOut]:
-        """The ring of this replica, newest first, and what envelopes are under. One with none can retire."""
+        """The ring of this replica, newest first, and what envelopes are under. One with none can retire. Keys
+        elsewhere are asked whether they answer."""
         return Items(items=[KekOut.of(status) for status in await self.keks.statuses()])
 
     async def reload_keks(self) -> Items[KekOut]:

@@ -374,6 +374,8 @@ class KnownKek:
     first_seen_at: float
     retired_at: float | None
     """Set: it seals nothing any more, and may be taken away."""
+    place: str = ""
+    """Where a replica had it last, for people: a file's path, a key's name elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

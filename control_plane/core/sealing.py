@@ -6,7 +6,7 @@ or a row edited in the database, then does not open. Canonical JSON: sorted keys
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from control_plane.contract.destination import destination_to_json
@@ -20,10 +20,12 @@ class Kek:
 
     id: str
     key: bytes
+    place: str = field(default="", compare=False)
+    """The file that it came from, for people."""
 
     @classmethod
-    def of(cls, key: bytes) -> "Kek":
-        return cls(id=hashlib.sha256(b"coatcheck kek id\0" + key).hexdigest()[:16], key=key)
+    def of(cls, key: bytes, *, place: str = "") -> "Kek":
+        return cls(id=hashlib.sha256(b"coatcheck kek id\0" + key).hexdigest()[:16], key=key, place=place)
 
     def __repr__(self) -> str:
         return f"Kek({self.id})"

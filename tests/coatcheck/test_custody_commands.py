@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from coatcheck.doctor import Health, examine
+from coatcheck.state import StateFolder, prepare
 from tests.coatcheck.conftest import Machine
 from tests.control_plane.serving import private_file
 from tests.support.local_stack import LocalStack
@@ -38,6 +40,33 @@ def test_a_key_is_added_everything_brought_under_it_and_the_old_one_retired(own_
     key = (own_machine.stack.home / "kek" / "2.hex").read_text().strip()
     assert key not in table + made.out + made.err
     assert (own_machine.stack.home / "kek" / "2.hex").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_doctor_says_which_key_is_not_there_any_more(own_machine: Machine) -> None:
+    (kek,) = own_machine.json("kek", "list")
+    file = own_machine.stack.home / "kek" / "1.hex"
+    own_machine.typed("kek", "add")
+    file.rename(own_machine.stack.home / "elsewhere.hex")
+    own_machine.typed("kek", "reload")
+
+    listed = own_machine.typed("kek", "list")
+    failed = own_machine.typed("doctor", status=1)
+
+    assert kek["place"] == str(file)
+    assert f"{kek['kek_id']}: the settings name it no more" in listed.out + listed.err
+    assert f"key {kek['kek_id']} (file {file})" in failed.out
+    assert "envelopes are under it" in failed.out
+
+
+def test_the_doctor_says_that_the_database_is_gone(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path / "home")
+    prepare(state)
+
+    checks = {check.link: check for check in examine(state, dial_upstreams=False)}
+
+    assert checks["database"].health is Health.FAILED
+    assert "control-plane.sqlite is not there" in checks["database"].found
+    assert "backup" in checks["database"].todo
 
 
 def test_a_source_is_defined_tried_used_and_taken_away(own_machine: Machine) -> None:

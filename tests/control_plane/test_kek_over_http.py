@@ -128,6 +128,23 @@ def test_a_ring_that_lacks_a_key_in_use_is_not_ready_and_says_which(
 
     assert (ready.status_code, ready.json()["code"]) == (503, "credential_unavailable")
     assert f"{new['kek_id']} (1)" in ready.json()["detail"]
+    missing = {kek["kek_id"]: kek for kek in keks(plane)}[new["kek_id"]]
+    assert (missing["in_ring"], missing["place"]) == (False, str(tmp_path / "keks" / "2.hex"))
+    assert "2.hex" in missing["problem"]
+    assert missing["seals_from"] is None
+
+
+def test_a_file_of_the_ring_that_cannot_be_read_any_more_is_named(in_a_folder: Workspace, tmp_path: Path) -> None:
+    plane, file = in_a_folder.control_plane, tmp_path / "keks" / "1.hex"
+    file.chmod(0o644)
+    plane.admin("POST", "/v1/keks/reload")
+
+    (kek,) = keks(plane)
+    file.chmod(0o600)
+    plane.made("POST", "/v1/keks/reload")
+
+    assert kek["problem"] == f"{file} can be read by others; do: chmod 600 {file}"
+    assert keks(plane)[0]["problem"] == ""
 
 
 # --- in a Vault ------------------------------------------------------------------------------------------------------
@@ -172,6 +189,9 @@ def test_everything_works_under_a_key_that_never_leaves_its_vault(
     assert workspace.resolve(workspace.exchange())["secret"] == "a-rotated-key"
     (kek,) = keks(workspace.control_plane)
     assert (kek["provider"], kek["seals"], kek["envelopes"] > 3) == ("Vault transit", True, True)
+    assert (kek["place"], kek["problem"]) == (f"transit/keys/coatcheck at {vault.url}", "")
+    vault.transit.clear()
+    assert "it cannot be used now" in keks(workspace.control_plane)[0]["problem"]
 
 
 def test_a_ring_moves_from_files_into_a_vault(

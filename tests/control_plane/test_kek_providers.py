@@ -263,7 +263,7 @@ async def test_a_cold_start_while_the_key_does_not_answer_opens_nothing(elsewher
 class DisabledKek:
     """Says no, as a key does that was disabled or whose policy was changed."""
 
-    provider = "test"
+    provider, place = "test", "nowhere"
 
     def __init__(self, kek: KekProvider) -> None:
         self.id = kek.id

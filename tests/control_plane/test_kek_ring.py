@@ -401,7 +401,7 @@ async def test_settings_that_cannot_be_read_leave_the_ring_as_it_is(filled: SqlS
 class DeafKek:
     """Nobody answers for it."""
 
-    id, provider = "deaf", "test"
+    id, provider, place = "deaf", "test", "nowhere"
 
     async def wrap(self, data_key: bytes, *, context: bytes) -> bytes:
         raise KekError(KekFailure.UNAVAILABLE, "no answer")
@@ -444,3 +444,52 @@ async def test_the_list_says_what_seals_and_what_may_go(filled: SqlStore, clock:
     listed = [(kek.id, kek.provider, kek.seals, kek.envelopes) for kek in await replica.ring.statuses()]
 
     assert listed == [(NEW.id, "file", True, 0), (OLD.id, "file", False, COUNT + 2)]
+
+
+# --- what is said of them ---------------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_is_new_to_a_running_fleet_says_from_when_it_seals(filled: SqlStore, clock: Clock) -> None:
+    replica = Replica(filled, OLD, clock=clock, settle_seconds=SETTLE_SECONDS)
+    await replica.ring.reload()
+    begun = clock.now
+    clock.now += 1_000
+    replica.settings = [NEW, OLD, NEWEST]
+    await replica.ring.reload()
+
+    statuses = {kek.id: (kek.seals, kek.seals_from) for kek in await replica.ring.statuses()}
+
+    assert statuses == {
+        NEW.id: (False, begun + 1_000 + SETTLE_SECONDS),
+        OLD.id: (True, begun),
+        NEWEST.id: (False, None),
+    }
+
+
+@on_both
+async def test_of_a_key_that_is_missing_it_is_known_where_it_was_last(filled: SqlStore, clock: Clock) -> None:
+    placed, moved = (Kek.of(OLD.key, place=f"/etc/keks/{name}.hex") for name in ("1", "one"))
+    for kek in (placed, moved):
+        await Replica(filled, kek, clock=clock).ring.reload()
+
+    without = Replica(filled, NEW, clock=clock)
+    await without.ring.reload()
+    missing = {kek.id: kek for kek in await without.ring.statuses()}[OLD.id]
+
+    assert (missing.in_ring, missing.seals, missing.place) == (False, False, "/etc/keks/one.hex")
+    assert "missing from the ring: it was last at /etc/keks/one.hex" in missing.problem
+
+
+async def test_a_key_that_leaves_the_settings_and_one_that_does_not_answer_are_named(
+    filled: SqlStore, clock: Clock
+) -> None:
+    replica = Replica(filled, OLD, DeafKek(), clock=clock)
+    await replica.ring.reload()
+    replica.settings = [NEW, DeafKek()]
+    await replica.ring.reload()
+
+    problems = {kek.id: kek.problem for kek in await replica.ring.statuses()}
+
+    assert problems[NEW.id] == ""
+    assert "the settings name it no more" in problems[OLD.id]
+    assert problems["deaf"] == "it cannot be used now: no answer"

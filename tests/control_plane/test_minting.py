@@ -296,7 +296,7 @@ class AwayStore:
 class KeyElsewhere:
     """A key-encryption key that has to be asked, and may be away (`ports.KekProvider`)."""
 
-    id, provider = "elsewhere", "a test"
+    id, provider, place = "elsewhere", "a test", "nowhere"
 
     def __init__(self) -> None:
         self.is_away = False

@@ -31,6 +31,7 @@ class AwsKmsKek:
         read_auth_file: ReadAuthFile,
     ) -> None:
         self.id: Final = "aws-" + hashlib.sha256(key_arn.encode()).hexdigest()[:16]
+        self.place: Final = key_arn
         self._key_arn = key_arn
         self._door = AwsDoor(
             outbound,

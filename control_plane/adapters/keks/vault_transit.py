@@ -36,6 +36,7 @@ class VaultTransitKek:
     ) -> None:
         named = "\0".join((address, namespace or "", mount, key))
         self.id: Final = "vault-" + hashlib.sha256(named.encode()).hexdigest()[:16]
+        self.place: Final = f"{mount}/keys/{key} at {address}"
         self._mount = mount
         self._key = key
         self._door = VaultDoor(outbound, address=address, namespace=namespace, auth=auth, read_auth_file=read_auth_file)

@@ -211,6 +211,10 @@ class SqlKeks:
         self._tx.require_mine(None)
         return await self._tx.change(self._tx.insert_once(KEKS, by="id").values(to_columns(kek))) > 0
 
+    async def place(self, kek_id: str, place: str) -> None:
+        self._tx.require_mine(None)
+        await self._tx.change(update(KEKS).where(KEKS.c.id == kek_id, KEKS.c.place != place).values(place=place))
+
     async def list(self) -> Sequence[KnownKek]:
         self._tx.require_mine(None)
         rows = await self._tx.rows(select(KEKS).order_by(KEKS.c.first_seen_at, KEKS.c.id))

@@ -346,6 +346,7 @@ class KekRow(Base):
     provider: Mapped[str] = mapped_column(String(24))
     first_seen_at: Mapped[float] = mapped_column(Float)
     retired_at: Mapped[float | None] = mapped_column(Float)
+    place: Mapped[str] = mapped_column(String(512), server_default="")
 
 
 class RewrapRow(Base):
