@@ -13,7 +13,7 @@ from typing import NoReturn
 from control_plane.contract.address import is_public
 from control_plane.contract.destination import DEFAULT_PORTS, AllowRule, Destination, Endpoint, authority, is_ip_literal
 from control_plane.contract.grant import GrantScope
-from control_plane.contract.placement import Placement
+from control_plane.contract.placement import BasicPlacement, HeaderPlacement, PathPlacement, Placement, QueryPlacement
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.contract.wire import BoundLimit, Measure, Policy
 
@@ -161,13 +161,27 @@ def _admit(
 def admit_placement(placements: Sequence[Placement], placement: Placement) -> None:
     """Whether a credential's placeholder may stand there. Raises `RefusedError`."""
     if placement not in placements:
-        refuse_placement()
+        refuse_placement(placement_in_words(placement))
 
 
-def refuse_placement() -> NoReturn:
+def placement_in_words(placement: Placement) -> str:
+    """As the proxy says it of a request, without a format."""
+    match placement:
+        case HeaderPlacement(name=name):
+            return f"the header {name}"
+        case BasicPlacement():
+            return "the Basic credentials in the header authorization"
+        case QueryPlacement(parameter=parameter):
+            return f"the query parameter {parameter}"
+        case PathPlacement():
+            return "a path segment"
+
+
+def refuse_placement(seen: str) -> NoReturn:
+    """`seen` says where it stands, without what stands there."""
     _refuse(
         RefusalCode.PLACEMENT_DENIED,
-        "The placeholder stands where its credential does not go, or is encoded.",
+        f"The placeholder was seen in {seen}, and that is not just as its credential declares its place.",
         "Send it once, as it is, in the placement that the exchange answer names.",
     )
 

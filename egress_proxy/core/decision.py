@@ -63,6 +63,7 @@ from control_plane.contract.wire import (
 )
 from egress_proxy.core.fields import MAX_MARKS, Mark, Slot, decode_basic, target_marks
 from egress_proxy.core.http1 import RequestHead
+from egress_proxy.core.places import seen_in
 from egress_proxy.core.proofs import (
     BY_PROXY_CREDENTIAL,
     Accepted,
@@ -217,7 +218,7 @@ def decide_connect(head: RequestHead, connection: Connection, view: CacheView, n
         # (1) No marker anywhere but in the proxy's own slot, so that nothing below can echo one.
         marks = find_marks(head)
         if marks:
-            _refuse_mark(marks[0][0], view)
+            _refuse_mark(marks[0], head.target, view)
 
         # (2) One authority, and Host agrees with it if it is there at all.
         host, port = _authority(head.target, default_port=None)
@@ -276,7 +277,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         # (5) The placeholders in its head. None: it goes bare, if its destination is allowed at all.
         marks = find_marks(head)
         if len(marks) > MAX_MARKS:
-            refuse_placement()
+            refuse_placement(f"more than {MAX_MARKS} places")
         if not marks:
             handling = admit_bare(policy, endpoint, head.method, raw_path, now)
             if handling.strict:
@@ -291,7 +292,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         handlings: list[Handling] = []
         until = known.expires_at
         for found in marks:
-            token = _genuine(found[0], view)
+            token = _genuine(found, head.target, view)
             resolved = _resolve(token, caller, endpoint, view)
             facts.binding = resolved.binding
             if isinstance(resolved, Refused):
@@ -301,7 +302,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
             _check_expiry(resolved, token, caller, endpoint, now)
             _check_secret(resolved, token, caller, endpoint, now)
             handlings.append(admit_swap(binding.destinations, binding.scopes, endpoint, head.method, raw_path, now))
-            swaps.append(_swap(found, token, resolved))
+            swaps.append(_swap(found, head.target, token, resolved))
             bindings.append(binding)
             until = _first_end(min(until, binding.expires_at), binding.scopes)
             if binding.secret_expires_at is not None:
@@ -309,7 +310,8 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
 
         # (7) One secret a place, one place a placeholder.
         if len(swaps) > 1 and not _are_apart(swaps, bindings):
-            _refuse(RefusalCode.PLACEMENT_DENIED, "A placeholder stands in the request more than once.")
+            seen = ", ".join(seen_in(found, head.target) for found in marks)
+            _refuse(RefusalCode.PLACEMENT_DENIED, f"A placeholder stands in the request more than once: in {seen}.")
         # One credential does not vouch for where another's secret goes, nor for what may come back of it.
         handling = Handling.of_all(handlings)
         if head.opens_websocket and not handling.websocket:
@@ -426,7 +428,7 @@ def _authority(text: bytes, *, default_port: int | None) -> tuple[str, int]:
     if port == 0:
         _refuse(RefusalCode.MALFORMED_REQUEST, "A CONNECT target is host:port.")
     if has_marker(text):  # before the host is shown anywhere
-        refuse_placement()
+        refuse_placement("the host")
     return host, port
 
 
@@ -661,7 +663,8 @@ def _refuse_foreign_keys(head: RequestHead, target: bytes, policy: Policy, endpo
 # --- (6): with which secrets -----------------------------------------------------------------------------------------
 
 
-def _genuine(mark: Mark, view: CacheView) -> GenuineToken:
+def _genuine(found: FoundMark, target: bytes, view: CacheView) -> GenuineToken:
+    mark = found[0]
     token = _token_of(mark, view.tag_keys)
     if token is None:
         _refuse(
@@ -670,13 +673,13 @@ def _genuine(mark: Mark, view: CacheView) -> GenuineToken:
             "Use the placeholder exactly as the exchange gave it: whole, unaltered and unencoded.",
         )
     if token.kind is not TokenKind.PLACEHOLDER or mark.slot is Slot.HIDDEN:
-        refuse_placement()
+        refuse_placement(seen_in(found, target))
     return token
 
 
-def _refuse_mark(mark: Mark, view: CacheView) -> NoReturn:
-    _genuine(mark, view)
-    refuse_placement()
+def _refuse_mark(found: FoundMark, target: bytes, view: CacheView) -> NoReturn:
+    _genuine(found, target, view)
+    refuse_placement("the host" if found[1] is None else seen_in(found, target))
 
 
 def _resolve(token: GenuineToken, caller: Caller, endpoint: Endpoint, view: CacheView) -> Resolved | Refused:
@@ -756,10 +759,10 @@ def _first_end(until: float, scopes: Iterable[GrantScope]) -> float:
     return min([until, *(scope.until for scope in scopes if scope.until is not None)])
 
 
-def _swap(found: FoundMark, token: GenuineToken, resolved: Resolved) -> Swap:
+def _swap(found: FoundMark, target: bytes, token: GenuineToken, resolved: Resolved) -> Swap:
     placement = placement_of(found, token, resolved.binding.placements)
     if placement is None:
-        refuse_placement()
+        refuse_placement(seen_in(found, target))
     return Swap(placement, found[1], resolved.secret, token.text, known_characters(token, resolved.secret))
 
 

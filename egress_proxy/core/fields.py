@@ -108,6 +108,11 @@ def target_marks(target: bytes) -> list[Mark]:
     return list(islice(_marks_in(Slot.TARGET, target), MAX_MARKS + 1))
 
 
+def name_holds_marker(sent_name: bytes) -> bool:
+    """Of a field's name, in whatever encoding."""
+    return next(_marks_in(Slot.HIDDEN, sent_name), None) is not None
+
+
 def decode_basic(value: bytes) -> bytes | None:
     """`user:password` of a Basic field (RFC 7617); the scheme in any case, base64 url-safe or unpadded, too."""
     scheme, _, encoded = value.partition(b" ")

@@ -59,12 +59,16 @@ def test_a_copy_of_the_placeholder_outside_its_place_is_refused(
     through: Way, upstream: Upstream, secret: str, place: str
 ) -> None:
     placeholder = through.ticket.placeholder
-    path, headers = {
-        "query": (f"/v1?debug={placeholder}", []),
-        "path": (f"/v1/{placeholder}/x", []),
-        "other header": ("/v1", [("X-Debug", placeholder)]),
-        "other header, in Basic": ("/v1", [("X-Debug", f"Bearer {placeholder}")]),
-        "a second time in its own place": ("/v1", [("Authorization", f"Bearer {placeholder}")]),
+    path, headers, seen = {
+        "query": (f"/v1?debug={placeholder}", [], b"the query parameter debug"),
+        "path": (f"/v1/{placeholder}/x", [], b"path segment "),
+        "other header": ("/v1", [("X-Debug", placeholder)], b"the header x-debug"),
+        "other header, in Basic": ("/v1", [("X-Debug", f"Bearer {placeholder}")], b"the header x-debug"),
+        "a second time in its own place": (
+            "/v1",
+            [("Authorization", f"Bearer {placeholder}")],
+            b"the header authorization",
+        ),
     }[place]
 
     response = through.ask("GET", path, headers)
@@ -73,6 +77,7 @@ def test_a_copy_of_the_placeholder_outside_its_place_is_refused(
     assert upstream.requests == []
     assert upstream.accepted == 0, "no upstream connection is made for what is refused"
     assert placeholder.encode() not in response.head + response.body
+    assert seen in response.body
 
 
 @pytest.mark.guards("egress_proxy/core/scrub.py", "return self._overwritten(data, data, new_from=0)", "return data")

@@ -26,6 +26,7 @@ def test_access_is_listed_and_a_request_is_tried_without_being_made(machine: Mac
     assert "coatcheck allow add nobody.example" in refused.out
     assert "url" in unknown.err
     assert "placement_denied" in elsewhere.out
+    assert "seen in the header x-other" in elsewhere.out
     assert "protocol_denied" in websocket.out
     assert "one place" in twice.err
     assert len(machine.upstream.requests) == before

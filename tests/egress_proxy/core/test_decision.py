@@ -18,8 +18,9 @@ from control_plane.contract.wire import AskCaller, AskPlaceholder, AskPolicy, Re
 from egress_proxy.core import decision as decision_module
 from egress_proxy.core import http1
 from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Resolve, Tunnel, decide, decide_connect
-from egress_proxy.core.fields import _decodings
+from egress_proxy.core.fields import _decodings, target_marks
 from egress_proxy.core.http1 import parse_request_head
+from egress_proxy.core.places import seen_in
 from egress_proxy.core.view import Resolved
 from tests.egress_proxy.core.world import (
     ALICE,
@@ -557,6 +558,30 @@ PLACES: dict[str, Callable[[str], tuple[str, list[str]]]] = {
 }
 
 
+SEEN = {
+    "in another header": "the header x-debug",
+    "in User-Agent": "the header user-agent",
+    "in Cookie": "the header cookie",
+    "in the path": "path segment 1",
+    "in the query": "the query parameter key",
+    "in a header's name": "the name of a header",
+    "with another scheme": "the header authorization",
+    "with something after it": "the header authorization",
+    "with something before it": "the header authorization",
+    "twice": "the header x-debug",
+    "twice in its slot": "the header authorization",
+    "as Basic": "the Basic credentials in the header authorization",
+    "percent-encoded": "the query parameter key, encoded",
+    "percent-encoded in its slot": "the header authorization, encoded",
+    "percent-encoded twice": "the query parameter key, encoded",
+    "base64 in a header": "the header x-debug, encoded",
+    "base64 in the path": "path segment 1, encoded",
+    "base64 of percent": "the header x-debug, encoded",
+    "percent of base64": "the header x-debug, encoded",
+    "url-safe base64, unpadded": "the header x-debug, encoded",
+}
+
+
 def _b64(text: str, *, url_safe: bool = False) -> str:
     encoded = base64.urlsafe_b64encode(text.encode()) if url_safe else base64.b64encode(text.encode())
     return encoded.decode().rstrip("=") if url_safe else encoded.decode()
@@ -569,7 +594,7 @@ def _percent(text: str) -> str:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.guards(
     DECISION,
-    "    if placement is None:\n        refuse_placement()",
+    "    if placement is None:\n        refuse_placement(seen_in(found, target))",
     "    if placement is None:\n        placement = BEARER",
 )
 def test_a_placeholder_outside_its_placement_is_refused(world: World, place: str) -> None:
@@ -580,6 +605,46 @@ def test_a_placeholder_outside_its_placement_is_refused(world: World, place: str
     decision = ask(head_of(line, *lines), connection, world)
 
     assert code(decision) == "placement_denied"
+    assert isinstance(decision, Refuse)
+    assert f" in {SEEN[place]}" in decision.refusal.detail
+    assert (", encoded" in decision.refusal.detail) == (", encoded" in SEEN[place])
+    assert_names_no_token(decision, placeholder)
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        ("/a/{p}?x=1", "path segment 2"),
+        ("/a/b/x{p}", "path segment 3"),
+        ("/a?b={p}", "the query parameter b"),
+        ("/a?x=1&b%5B%5D={p}#f", "the query parameter b[]"),
+        ("/a?x=1&{p}", "query parameter 2"),
+        ("/a?{p}=x", "query parameter 1"),
+        ("/a?not%20a%20name={p}", "query parameter 1"),
+        ("/a?" + "n" * 65 + "={p}", "query parameter 1"),
+        ("/a#{p}", "the request target"),
+        ("http://api.test/a/{p}", "path segment 2"),
+        ("/a?b=%25{p}", "the query parameter b"),
+        ("/a/%7B{e}", "path segment 2, encoded"),
+        ("/a?b={e}", "the query parameter b, encoded"),
+        ("/a?{e}=1", "query parameter 1, encoded"),
+    ],
+)
+def test_where_a_placeholder_was_seen_in_a_target_is_said_without_it(world: World, target: str, seen: str) -> None:
+    placeholder = world.credential(ALICE, URL)
+    text = target.format(p=placeholder, e=_percent(placeholder))
+
+    places = {seen_in((mark, None), text.encode()) for mark in target_marks(text.encode())}
+
+    assert seen in places
+    assert not any(placeholder in place or has_marker(place.encode()) for place in places)
+
+
+def assert_names_no_token(decision: Refuse, placeholder: str) -> None:
+    said = decision.refusal.detail + decision.refusal.hint
+    assert not has_marker(said.encode())
+    assert placeholder not in said
+    assert not any(encoded in said for encoded in (_percent(placeholder)[:30], _b64(placeholder)[:20]))
 
 
 ALTERATIONS: dict[str, Callable[[str], str]] = {
