@@ -64,6 +64,10 @@ $(VENV)/.node: tests/e2e/programs/package-lock.json $(VENV)/pyvenv.cfg
 	elif npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --silent; then touch $@; \
 	else echo 'npm could not install undici: its tests will be skipped'; fi
 
+$(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.test
+	$(call pip_install,$(VENV)) --require-hashes --no-deps -r requirements/fuzz.txt
+	@touch $@
+
 $(BENCH_VENV)/.bench: requirements/bench.txt
 	$(PYTHON) -m venv --clear --without-pip $(BENCH_VENV)
 	$(call pip_install,$(BENCH_VENV)) --require-hashes --no-deps -r requirements/bench.txt
@@ -99,6 +103,12 @@ test-long: $(VENV)/.test $(VENV)/.node ## kills, waits and full sweeps (under 25
 mutants: $(VENV)/.test ## apply each security test's one-line change and see the test turn red
 	$(BIN)/python -m tests.mutants.run $(ARGS)
 
+FUZZ_SECONDS ?= 300
+
+.PHONY: fuzz
+fuzz: $(VENV)/.fuzz ## coverage-guided fuzzing of framing, finder and scrubber, FUZZ_SECONDS for each target
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(ARGS)
+
 # RUNLEVEL=1: it is installed, not started.
 install_nginx = { test "$$(id -u)" = 0 && apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq nginx-light; }
 
@@ -121,6 +131,7 @@ lock: $(VENV)/.dev ## compile requirements/*.txt again (ARGS=--upgrade takes new
 	$(lock) pyproject.toml --extra test -c requirements/dev.txt -o requirements/test.txt $(ARGS)
 	$(lock) pyproject.toml -c requirements/dev.txt -o requirements/run.txt $(ARGS)
 	$(lock) requirements/bench.in -o requirements/bench.txt $(ARGS)
+	$(lock) requirements/fuzz.in -c requirements/dev.txt -o requirements/fuzz.txt $(ARGS)
 
 .PHONY: clean
 clean: ## remove the venvs, caches and what was built
