@@ -364,6 +364,9 @@ class ChunkedReader:
                     self.complete = True
                 elif not _TRAILER.fullmatch(text):
                     raise ChunkError("a trailer is not a field line")
+                elif text.partition(b":")[0].lower() in _UNNOMINATABLE:
+                    # RFC 9110 §6.5.1: it must not be sent; there are readers that merge it into the head.
+                    raise ChunkError("a trailer names a field that frames the message")
 
 
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")

@@ -94,6 +94,8 @@ CHUNKED_BODIES = {
     "a chunk that ends in a line feed": b"2\r\nab\n0\r\n\r\n",
     "a chunk that is longer than it says": b"2\r\nabc\r\n0\r\n\r\n",
     "a chunk that is shorter than it says": b"3\r\nab\r\n0\r\n\r\n",
+    "a trailer that is a coding": b"2\r\nab\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a trailer that is a length": b"2\r\nab\r\n0\r\nContent-Length: 9\r\n\r\n",
 }
 
 

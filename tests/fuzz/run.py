@@ -62,7 +62,6 @@ def _holds(name: str, *, seconds: int) -> bool:
         f"-dict={ROOT / 'tests/fuzz/http.dict'}",
         "-verbosity=0",
         "-print_final_stats=1",
-        "-close_fd_mask=1",
     ]
     command = [sys.executable, "-m", "tests.fuzz.run", "--target", name, "--", *libfuzzer, str(corpus), str(kept)]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
