@@ -347,7 +347,8 @@ class ControlPlane:
         return self._ask("PUT", f"/v1/tenants/{_segment(name)}")
 
     def delete_tenant(self, name: str) -> None:
-        self._ask("DELETE", f"/v1/tenants/{_segment(name)}")
+        """With everything it has."""
+        self._ask("DELETE", f"/v1/tenants/{_segment(name)}?confirm={_segment(name)}")
 
     def clients(self) -> list[Json]:
         return self._items("/v1/clients")

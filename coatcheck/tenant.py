@@ -1,11 +1,12 @@
 """`coatcheck tenant …`: the isolation units of a control plane."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from coatcheck.stack import control_plane_of
-from coatcheck.terminal import CommandError, done, invocation, local_time, show_json, show_table
+from coatcheck.terminal import CommandError, done, invocation, local_time, say, show_json, show_table
 
 app = typer.Typer(help="Make, list and delete tenants.", no_args_is_help=True)
 
@@ -40,15 +41,15 @@ def delete(
     context: typer.Context,
     name: Name,
     with_everything: Annotated[
-        bool, typer.Option("--with-everything", help="Yes: its credentials, grants and sessions too.")
+        bool, typer.Option("--yes", "--with-everything", help="Yes: its credentials, grants and sessions too.")
     ] = False,
 ) -> None:
-    """Delete a tenant with everything it has. The audit trail stays."""
+    """Delete a tenant with everything it has. The audit trail stays. Asks first, at a terminal."""
+    if not with_everything and sys.stdin.isatty():
+        say(f"this deletes the credentials, grants and sessions of {name} too")
+        with_everything = typer.prompt("type the tenant's name to go on", err=True) == name
     if not with_everything:
-        raise CommandError(
-            "deleting a tenant deletes its credentials, grants and sessions too",
-            "say so with --with-everything",
-        )
+        raise CommandError("deleting a tenant deletes its credentials, grants and sessions too", "say so with --yes")
     with control_plane_of(context) as control_plane:
         control_plane.delete_tenant(name)
     done(f"deleted tenant {name} with everything it had; its audit trail stays")

@@ -5,7 +5,7 @@ Rule: every route here is behind the gate of `guard`; each handler turns one mes
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
@@ -32,6 +32,7 @@ from control_plane.api.messages import (
 from control_plane.api.rotation import RotationApi
 from control_plane.contract.caller import ClientId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.destination import Destination
+from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.core.audit import readable
 from control_plane.core.names import CLIENT_ID, CREDENTIAL_NAME, OBJECT_ID, TENANT_ID
 from control_plane.core.policy import Action, Verdict, decide
@@ -51,6 +52,7 @@ TenantPath = Annotated[str, Path(pattern=TENANT_ID)]
 NamePath = Annotated[str, Path(pattern=CREDENTIAL_NAME)]
 ClientPath = Annotated[str, Path(pattern=CLIENT_ID)]
 IdPath = Annotated[str, Path(pattern=OBJECT_ID)]
+ConfirmQuery = Annotated[str | None, Query(max_length=64)]
 AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
 BeforeQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
@@ -125,8 +127,10 @@ class AdminApi:
         made = await self.registry.ensure_tenant(TenantId(tenant), by=actor(request))
         return TenantOut(id=made.id, created_at=made.created_at)
 
-    async def delete_tenant(self, request: Request, tenant: TenantPath) -> Response:
-        """With everything it has. The audit trail stays."""
+    async def delete_tenant(self, request: Request, tenant: TenantPath, confirm: ConfirmQuery = None) -> Response:
+        """With everything it has: `confirm` repeats the tenant's id. The audit trail stays."""
+        if confirm != tenant:
+            raise RefusedError(NOT_CONFIRMED)
         await self.registry.remove_tenant(TenantId(tenant), by=actor(request))
         return Response(status_code=204)
 
@@ -336,3 +340,10 @@ def _tuple(values: Sequence[T] | None) -> tuple[T, ...] | None:
 
 def _set(values: Sequence[T] | None) -> frozenset[T] | None:
     return None if values is None else frozenset(values)
+
+
+NOT_CONFIRMED: Final = Refusal(
+    RefusalCode.INVALID_FIELD,
+    "confirm: the query parameter repeats the tenant's id, since its credentials, grants and sessions go with it",
+    "DELETE /v1/tenants/{tenant}?confirm={tenant}; the command line does so with: coatcheck tenant delete NAME --yes",
+)

@@ -85,7 +85,7 @@ TAKEN_BACK: dict[str, TakeBack] = {
         for grant in r.apis[0].ask("GET", f"/v1/tenants/{w.tenant}/grants")["items"]
     ],
     "the session ended": lambda r, w, way: r.apis[0].ask("DELETE", f"/v1/sessions/{way.ticket.answer['session_id']}"),
-    "the tenant deleted": lambda r, w, way: r.apis[0].ask("DELETE", f"/v1/tenants/{w.tenant}"),
+    "the tenant deleted": lambda r, w, way: r.apis[0].ask("DELETE", f"/v1/tenants/{w.tenant}?confirm={w.tenant}"),
 }
 
 

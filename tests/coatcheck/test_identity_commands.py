@@ -15,7 +15,7 @@ def test_a_tenant_is_made_listed_and_deleted_only_knowingly(machine: Machine) ->
     machine.typed("tenant", "delete", "acme", "--with-everything")
 
     assert "acme" in listed
-    assert "--with-everything" in hesitant.err
+    assert "--yes" in hesitant.err
     assert "acme" not in [each["id"] for each in machine.json("tenant", "list")]
 
 

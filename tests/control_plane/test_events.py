@@ -149,7 +149,7 @@ CHANGES: dict[str, tuple[Act, list[tuple[str, str, bool]]]] = {
         [("session", "SESSION", True), ("proxy_credential", "CLIENT", True)],
     ),
     "its tenant removed": (
-        lambda w, session, issued: w.control_plane.made("DELETE", f"/v1/tenants/{w.tenant}"),
+        lambda w, session, issued: w.control_plane.made("DELETE", f"/v1/tenants/{w.tenant}?confirm={w.tenant}"),
         [("tenant", "TENANT", True)],
     ),
 }

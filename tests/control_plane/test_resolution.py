@@ -224,7 +224,7 @@ def test_a_client_removed_by_the_administrator_has_its_tokens_revoked(granted: W
 def test_a_removed_tenant_takes_everything(granted: Workspace) -> None:
     issued = granted.exchange()
 
-    granted.control_plane.made("DELETE", f"/v1/tenants/{granted.tenant}")
+    granted.control_plane.made("DELETE", f"/v1/tenants/{granted.tenant}?confirm={granted.tenant}")
 
     assert granted.resolve(issued)["code"] == "unknown_placeholder"
     assert granted.who(issued["proxy_credential"])["code"] == "proxy_authentication_required"
@@ -232,6 +232,21 @@ def test_a_removed_tenant_takes_everything(granted: Workspace) -> None:
         left = granted.control_plane.look(f"SELECT * FROM {table} WHERE tenant = ?", granted.tenant)
         assert left == [], table
     assert [event["action"] for event in granted.audit()][-1] == "tenant.delete"
+
+
+@pytest.mark.guards("control_plane/api/admin.py", "        if confirm != tenant:", "        if False:")
+@pytest.mark.parametrize("confirm", ["", "?confirm=", "?confirm=yes", "?confirm=true", "?confirm={other}"])
+def test_a_tenant_is_not_removed_without_its_id_said_twice(
+    granted: Workspace, other_workspace: Workspace, confirm: str
+) -> None:
+    query = confirm.format(other=other_workspace.tenant)
+
+    refused = granted.control_plane.admin("DELETE", f"/v1/tenants/{granted.tenant}{query}")
+
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_field")
+    assert refused.json()["detail"].startswith("confirm: ")
+    assert "?confirm=" in refused.json()["hint"]
+    assert granted.resolve(granted.exchange())["kind"] == "placeholder"
 
 
 @pytest.mark.guards("control_plane/resolution.py", "and session.subject == caller.subject", "")

@@ -65,7 +65,7 @@ TAKEN_BACK: dict[str, tuple[Callable[[Workspace, Json], object], set[tuple[str, 
         {("session", True), ("proxy_credential", True)},
     ),
     "its tenant removed": (
-        lambda w, session: w.control_plane.made("DELETE", f"/v1/tenants/{w.tenant}"),
+        lambda w, session: w.control_plane.made("DELETE", f"/v1/tenants/{w.tenant}?confirm={w.tenant}"),
         {("tenant", True)},
     ),
 }

@@ -93,7 +93,7 @@ def repairs(workspace: Workspace, session: Json, issued: Json, grant: Json) -> d
         "session.end": lambda: admin("DELETE", f"/v1/sessions/{session['session_id']}"),
         "credential.delete": lambda: admin("DELETE", workspace.path("credentials/example")),
         "client.delete": lambda: admin("DELETE", f"/v1/clients/{workspace.runtime}"),
-        "tenant.delete": lambda: admin("DELETE", "/v1/tenants/acme"),
+        "tenant.delete": lambda: admin("DELETE", "/v1/tenants/acme?confirm=acme"),
     }
 
 

@@ -363,7 +363,7 @@ class RemovingAClient(Renewing):
 
 class RemovingATenant(Renewing):
     def act(self) -> Any:
-        return self.w.control_plane.admin("DELETE", f"/v1/tenants/{self.w.tenant}")
+        return self.w.control_plane.admin("DELETE", f"/v1/tenants/{self.w.tenant}?confirm={self.w.tenant}")
 
     def again(self) -> None:
         assert self.act().status_code in (204, 404)
