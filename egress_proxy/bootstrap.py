@@ -35,6 +35,7 @@ from egress_proxy.leaks import LeakWatch
 from egress_proxy.load import Loads, client_limit
 from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
+from egress_proxy.names import SystemNames
 from egress_proxy.outlet import Turn
 from egress_proxy.probe import SwapProbe
 from egress_proxy.quotas import QuotaLink
@@ -176,10 +177,11 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
     proof = _client_proof(settings)
     if isinstance(proof, ByCertificate):
         proof.shown_by(control_plane_context)
+    names = SystemNames(loop, servers=settings.dns_servers)
     upstreams = Upstreams(
         loop=loop,
         turn=turn,
-        book=AddressBook(loop),
+        book=AddressBook(names, monotonic=loop.time),
         own=own,
         context=upstream_tls_context(settings.upstream_ca_files),
         connect_timeout_seconds=settings.connect_timeout_seconds,
@@ -270,6 +272,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         await asyncio.gather(following, registering, reporting, delivering, return_exceptions=True)
         await quota_link.give_everything_back()
         await client.close()
+        names.close()
 
 
 def _certificate_sources(

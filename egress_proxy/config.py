@@ -13,11 +13,13 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from control_plane.contract.destination import InvalidDestinationError, is_ip_literal, split_authority
 from control_plane.contract.settings import PROXY_PREFIX, refuse_unknown_settings
 from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, Accepted, asks_for_certificates, parse_accepted
 from egress_proxy.listen import ListenAddress, parse_listen
 
 PREFIX: Final = PROXY_PREFIX
+DNS_PORT: Final = 53
 
 
 class AuditMode(StrEnum):
@@ -41,6 +43,19 @@ def _paths(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _servers(value: object) -> object:
+    """A name server is an address: whom should one ask for the name of whom to ask?"""
+    parts = _paths(value)
+    for part in parts if isinstance(parts, list) else ():
+        try:
+            is_address = is_ip_literal(split_authority(part, default_port=DNS_PORT)[0])
+        except InvalidDestinationError:
+            is_address = False
+        if not is_address:
+            raise ValueError("a name server is an address, with a port or without: 10.0.0.10, 10.0.0.10:5353, [::1]:53")
+    return parts
+
+
 def _url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("a URL begins with https:// or http://")
@@ -54,6 +69,7 @@ def _accepted(value: object) -> object:
 Identity = Annotated[Accepted, BeforeValidator(_accepted), NoDecode]
 Listen = Annotated[ListenAddress, BeforeValidator(_listen), NoDecode]
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_paths), NoDecode]
+Servers = Annotated[tuple[str, ...], BeforeValidator(_servers), NoDecode]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -91,6 +107,8 @@ class Settings(BaseSettings):
     ca_key_file: Path
     upstream_ca_files: Paths = ()
     """Added to the system's roots."""
+    dns_servers: Servers = ()
+    """Asked for names instead of the machine's own: addresses, each with a port or without."""
 
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     drain_grace_seconds: Seconds = 30.0

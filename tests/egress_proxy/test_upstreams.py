@@ -10,9 +10,10 @@ import pytest
 import trustme
 
 from control_plane.contract.destination import Endpoint
-from control_plane.contract.refusal import RefusalCode, RefusedError
+from control_plane.contract.refusal import RefusedError
 from egress_proxy.addresses import AddressBook, OwnListeners, check_addresses, is_local
 from egress_proxy.metrics import Counters
+from egress_proxy.names import SystemNames
 from egress_proxy.outlet import Turn
 from egress_proxy.upstream import UpstreamConnection, Upstreams
 from tests.egress_proxy.world import World, get, reverse_path
@@ -105,48 +106,6 @@ def test_local_addresses_are_those_that_can_be_bound() -> None:
     assert not is_local("93.184.216.34")
 
 
-async def test_a_name_is_looked_up_once_for_all_who_wait() -> None:
-    asked = []
-
-    class Loop:
-        def time(self) -> float:
-            return 0.0
-
-        async def getaddrinfo(self, host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
-            asked.append(host)
-            await asyncio.sleep(0)
-            return [(socket.AF_INET, 1, 6, "", ("192.0.2.1", 0)), (socket.AF_INET6, 1, 6, "", ("fe80::1", 0, 0, 3))]
-
-    book = AddressBook(Loop())  # type: ignore[arg-type]  # the two methods it uses
-
-    answers = await asyncio.gather(*(book.look_up("a.test") for _ in range(5)))
-
-    assert asked == ["a.test"]
-    assert answers[0] == ("192.0.2.1", "fe80::1%3")
-    assert book.cached("a.test") == answers[0]
-
-
-async def test_a_name_that_means_nothing_is_unreachable() -> None:
-    class Loop:
-        def time(self) -> float:
-            return 0.0
-
-        async def getaddrinfo(self, *_: object, **__: object) -> list[tuple[object, ...]]:
-            raise socket.gaierror
-
-    with pytest.raises(RefusedError) as refused:
-        await AddressBook(Loop()).look_up("a.test")  # type: ignore[arg-type]
-
-    assert refused.value.refusal.code is RefusalCode.UPSTREAM_UNREACHABLE
-
-
-def test_an_address_is_looked_up_by_nobody() -> None:
-    book = AddressBook(None)  # type: ignore[arg-type]  # must not be used
-
-    assert book.cached("192.0.2.1") == ("192.0.2.1",)
-    assert book.cached("2001:db8::1") == ("2001:db8::1",)
-
-
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +120,7 @@ async def test_a_connection_that_is_not_simply_idle_is_not_lent_again(left: str,
     pool = Upstreams(
         loop=loop,
         turn=turn,
-        book=AddressBook(loop),
+        book=AddressBook(SystemNames(loop), monotonic=loop.time),
         own=OwnListeners(),
         context=ssl.create_default_context(),
         connect_timeout_seconds=1,
