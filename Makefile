@@ -109,6 +109,12 @@ FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/.fuzz ## coverage-guided fuzzing of framing, finder and scrubber, FUZZ_SECONDS for each target
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(ARGS)
 
+SOAK_MINUTES ?= 30
+
+.PHONY: soak
+soak: $(VENV)/.test ## real processes under mixed load and faults for SOAK_MINUTES; fails where anything grows
+	$(BIN)/python -m tests.soak.run --minutes $(SOAK_MINUTES) $(ARGS)
+
 # RUNLEVEL=1: it is installed, not started.
 install_nginx = { test "$$(id -u)" = 0 && apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq nginx-light; }
 

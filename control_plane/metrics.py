@@ -6,6 +6,7 @@ key-encryption keys are the few that the settings name, by fingerprint.
 What the database says is asked once a scrape, and a database that is away is a level, not an error.
 """
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,6 +143,7 @@ class _Collector:
         yield _count("quota_granted", "Units of limits given out to proxies", c.quota_granted)
         yield _count("quota_used_up", "Questions about a limit of which nothing was left", c.quota_used_up)
         yield _level("event_streams", "Proxies that follow the events now", len(c.streams))
+        yield _level("tasks", "Tasks of the event loop now", len(asyncio.all_tasks()))
 
     def _of_parts(self) -> Iterator[Metric]:
         g = self._gauges

@@ -246,6 +246,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         dropped_events=lambda: audit.dropped,
         cache_entries=lambda: cache.entry_count,
         control_plane_silence_seconds=lambda: cache.silence_seconds,
+        tasks=lambda: len(asyncio.all_tasks(loop)),
         is_ready=is_warm,
         certificates=lambda: certificates.seconds_left,
     )

@@ -55,6 +55,7 @@ class Gauges:
     dropped_events: Callable[[], int]
     cache_entries: Callable[[], int]
     control_plane_silence_seconds: Callable[[], float]
+    tasks: Callable[[], int]
     is_ready: Callable[[], bool]
     certificates: Callable[[], Sequence[tuple[str, int, float]]] = tuple
     """(source, number, seconds until it ends)."""
@@ -95,6 +96,7 @@ class _Collector:
             ("open_upstream_connections", "Upstream connections open now", g.open_upstreams()),
             ("audit_spool_events", "Audit events not yet delivered", g.spooled_events()),
             ("cache_entries", "Answers of the control plane held", g.cache_entries()),
+            ("tasks", "Tasks of the event loop now", g.tasks()),
             (
                 "control_plane_silence_seconds",
                 "Since the event stream was last heard",

@@ -79,7 +79,19 @@ def test_make_alone_lists_every_command() -> None:
     phony = set(re.findall(r"^\.PHONY: (\S+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     listed = set(re.findall(r"^  make (\S+)", answer.stdout, flags=re.MULTILINE))
     assert listed == phony
-    assert {"setup", "demo", "check", "test", "test-long", "bench", "fuzz", "mutants", "lock", "clean"} <= listed
+    assert {
+        "setup",
+        "demo",
+        "check",
+        "test",
+        "test-long",
+        "bench",
+        "fuzz",
+        "soak",
+        "mutants",
+        "lock",
+        "clean",
+    } <= listed
 
 
 @pytest.mark.parametrize("name", ["run", "test", "dev", "fuzz", "bench"])
