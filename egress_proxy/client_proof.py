@@ -8,16 +8,13 @@ import base64
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from cryptography import x509
 
 from control_plane.contract.secret import Secret
-from control_plane.contract.workload_token import unverified_end
-
-MAX_TOKEN_BYTES: Final = 16_384
+from control_plane.contract.workload_token import described_token, described_until, is_one_token
 
 
 class ProofMissingError(Exception):
@@ -65,15 +62,9 @@ class ByToken:
 
     def described(self) -> str:
         try:
-            end = unverified_end(self._token())
+            return described_token(f"the workload token in {self._file}", self._token(), now=self._clock())
         except ProofMissingError as error:
             return str(error)
-        what = f"the workload token in {self._file}"
-        if end is None:
-            return f"{what}, which is no JWT with an end"
-        if end <= self._clock():
-            return f"{what}, which ended at {_moment(end)}"
-        return what
 
     def _token(self) -> str:
         # A small file in memory, and turned by renaming: it is whole whenever it is read.
@@ -81,7 +72,7 @@ class ByToken:
             token = self._file.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ProofMissingError(f"cannot read the workload token in {self._file}: {type(error).__name__}") from None
-        if not token or len(token) > MAX_TOKEN_BYTES or not token.isprintable() or " " in token:
+        if not is_one_token(token):
             raise ProofMissingError(f"there is no token in {self._file}")
         return token
 
@@ -108,8 +99,4 @@ class ByCertificate:
             end = x509.load_pem_x509_certificates(self._cert_file.read_bytes())[0].not_valid_after_utc.timestamp()
         except (OSError, ValueError):
             return f"{what}, which cannot be read"
-        return f"{what}, which ended at {_moment(end)}" if end <= self._clock() else what
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return described_until(what, end, now=self._clock())

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from control_plane.contract.destination import InvalidDestinationError, is_ip_literal, split_authority
-from control_plane.contract.settings import PROXY_PREFIX, refuse_unknown_settings
+from control_plane.contract.settings import PROXY_PREFIX, refuse_unclear_proof, refuse_unknown_settings
 from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, Accepted, asks_for_certificates, parse_accepted
 from egress_proxy.listen import ListenAddress, parse_listen
 
@@ -138,16 +138,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _one_proof(self) -> Self:
-        if (self.client_cert_file is None) != (self.client_key_file is None):
-            raise ValueError(f"{PREFIX}CLIENT_CERT_FILE and {PREFIX}CLIENT_KEY_FILE go together")
-        files = (self.client_secret_file, self.client_token_file, self.client_cert_file)
-        if sum(file is not None for file in files) != 1:
-            raise ValueError(
-                f"the proxy proves itself to the control plane by exactly one of {PREFIX}CLIENT_SECRET_FILE, "
-                f"{PREFIX}CLIENT_TOKEN_FILE and {PREFIX}CLIENT_CERT_FILE"
-            )
-        if self.client_cert_file is not None and not self.control_plane_url.startswith("https://"):
-            raise ValueError(f"{PREFIX}CLIENT_CERT_FILE needs TLS: {PREFIX}CONTROL_PLANE_URL begins with https://")
+        refuse_unclear_proof(
+            "the proxy",
+            prefix=PREFIX,
+            secret=self.client_secret_file is not None,
+            token=self.client_token_file is not None,
+            certificate=self.client_cert_file is not None,
+            key=self.client_key_file is not None,
+            control_plane_url=self.control_plane_url,
+        )
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import structlog
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -30,6 +30,7 @@ from runtime.core.session_token import token_invalid
 from runtime.core.subject import acting_subject, token_required
 from runtime.core.turn import MAX_INPUT_CHARACTERS
 from runtime.endings import Endings
+from runtime.metrics import CONTENT_TYPE
 from runtime.ports import Identity, Sessions
 from runtime.runner import Runner, Turn
 
@@ -70,6 +71,7 @@ class Parts:
     runner: Runner
     endings: Endings
     ready: Callable[[], Awaitable[bool]]
+    metrics: Callable[[], bytes]
     new_request_id: Callable[[], str]
 
 
@@ -86,6 +88,7 @@ def make_app(parts: Parts) -> ASGIApp:
     )
     app.add_api_route("/healthz", healthz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse)
     app.openapi().setdefault("components", {})["securitySchemes"] = {"session_token": _SESSION_TOKEN}
     return _OutermostBorder(app, parts.new_request_id)
 
@@ -131,6 +134,12 @@ async def end_session(request: Request, session: str) -> Response:
 async def healthz() -> dict[str, str]:
     """Alive."""
     return {"status": "ok"}
+
+
+async def metrics(request: Request) -> Response:
+    """For whoever watches: when our certificates end."""
+    parts: Parts = request.app.state.parts
+    return Response(parts.metrics(), media_type=CONTENT_TYPE)
 
 
 async def readyz(request: Request) -> dict[str, str]:

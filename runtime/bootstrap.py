@@ -18,7 +18,7 @@ import uvicorn
 from control_plane.contract.caller import ClientId
 from control_plane.contract.secret import Secret
 from runtime import logs
-from runtime.adapters.client_proof import ByCertificate, BySecret, ByToken, ClientProof
+from runtime.adapters.client_proof import ByCertificate, BySecret, ByToken, ClientProof, certificate_end
 from runtime.adapters.control_plane import Exchange, SessionTokens
 from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
 from runtime.adapters.models import MessagesModel
@@ -28,6 +28,7 @@ from runtime.config import Settings
 from runtime.endings import Endings
 from runtime.hardening import forbid_core_dumps
 from runtime.http import BoundedHttp
+from runtime.metrics import render_metrics
 from runtime.runner import Runner
 
 CONTROL_PLANE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
@@ -142,7 +143,13 @@ def _parts(
         await tokens.refresh()
         return tokens.knows_keys and endings.is_known and not runtime.is_draining
 
-    return Parts(tokens, sessions, runner, endings, ready, new_request_id=lambda: secrets.token_hex(12))
+    listener_ends_at = certificate_end(settings.tls_cert_file) if settings.tls_cert_file is not None else None
+
+    def metrics() -> bytes:
+        ends = {"client": proof.certificate_ends_at(), "listener": listener_ends_at}
+        return render_metrics({name: at for name, at in ends.items() if at is not None}, now=time.time())
+
+    return Parts(tokens, sessions, runner, endings, ready, metrics, new_request_id=lambda: secrets.token_hex(12))
 
 
 async def _listening(server: "_Server", serving: asyncio.Task[None]) -> None:

@@ -38,6 +38,24 @@ def refuse_unknown_settings(environment: Mapping[str, str], *, prefix: str, name
         raise UnknownSettingError(f"{name} is not a setting{_guess(name, prefix, known)}")
 
 
+def refuse_unclear_proof(
+    who: str, *, prefix: str, secret: bool, token: bool, certificate: bool, key: bool, control_plane_url: str
+) -> None:
+    """By which a program proves to the control plane who it is: exactly one of three. Raises `ValueError`.
+
+    What is true says that the setting is there.
+    """
+    if certificate != key:
+        raise ValueError(f"{prefix}CLIENT_CERT_FILE and {prefix}CLIENT_KEY_FILE go together")
+    if secret + token + certificate != 1:
+        raise ValueError(
+            f"{who} proves itself to the control plane by exactly one of {prefix}CLIENT_SECRET_FILE, "
+            f"{prefix}CLIENT_TOKEN_FILE and {prefix}CLIENT_CERT_FILE"
+        )
+    if certificate and not control_plane_url.startswith("https://"):
+        raise ValueError(f"{prefix}CLIENT_CERT_FILE needs TLS: {prefix}CONTROL_PLANE_URL begins with https://")
+
+
 def _guess(name: str, prefix: str, known: Iterable[str]) -> str:
     """What was meant: nearly the whole name; else judged by what follows the prefix, which tells settings apart."""
     whole = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.9)

@@ -1,4 +1,4 @@
-"""What a workload says of its own token, for its own log: never who it is, only until when the token says it is good.
+"""What a workload says of its own proof, for its own log: never who it is, only until when the proof says it is good.
 
 Rule: nothing is verified here and nothing is decided by it. Whoever receives the token judges it.
 """
@@ -6,6 +6,28 @@ Rule: nothing is verified here and nothing is decided by it. Whoever receives th
 import base64
 import binascii
 import json
+from datetime import UTC, datetime
+from typing import Final
+
+MAX_TOKEN_BYTES: Final = 16_384
+
+
+def is_one_token(text: str) -> bool:
+    """Whether a file's text, stripped, can be sent as one token."""
+    return 0 < len(text) <= MAX_TOKEN_BYTES and text.isascii() and text.isprintable() and " " not in text
+
+
+def described_token(what: str, token: str, *, now: float) -> str:
+    """`what` names the token, such as by its file; added is what can be seen to be wrong with it."""
+    end = unverified_end(token)
+    return f"{what}, which is no JWT with an end" if end is None else described_until(what, end, now=now)
+
+
+def described_until(what: str, end: float, *, now: float) -> str:
+    """`end` and `now` are Unix seconds."""
+    if end > now:
+        return what
+    return f"{what}, which ended at {datetime.fromtimestamp(end, UTC).strftime('%Y-%m-%dT%H:%M:%SZ')}"
 
 
 def unverified_end(token: str) -> float | None:

@@ -7,7 +7,6 @@ token at four fifths of its life), and nobody restarts us for it. RFC 6749 §2.3
 import base64
 import ssl
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,10 +16,9 @@ from cryptography import x509
 from control_plane.contract.caller import ClientId
 from control_plane.contract.refusal import Refusal, RefusalCode
 from control_plane.contract.secret import Secret
-from control_plane.contract.workload_token import unverified_end
+from control_plane.contract.workload_token import described_token, described_until, is_one_token
 from runtime.ports import ClientUnknownError
 
-MAX_TOKEN_BYTES: Final = 16_384
 CLIENT_ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
 Clock = Callable[[], float]
@@ -30,7 +28,7 @@ log = structlog.get_logger("runtime.client_proof")
 
 
 class ClientProof(Protocol):
-    """Asked for each request. Every method but the last raises `ClientUnknownError` where there is nothing at hand."""
+    """Asked for each request. The first three raise `ClientUnknownError` where there is nothing at hand."""
 
     def headers(self) -> Mapping[str, str]:
         """For every route but those under `/oauth`."""
@@ -46,6 +44,10 @@ class ClientProof(Protocol):
 
     def described(self) -> str:
         """For the log, where the control plane does not know us by it: what it is, and what can be seen to be wrong."""
+        ...
+
+    def certificate_ends_at(self) -> float | None:
+        """Unix seconds; None where it is no certificate."""
         ...
 
 
@@ -68,6 +70,9 @@ class BySecret:
 
     def described(self) -> str:
         return "its client secret"
+
+    def certificate_ends_at(self) -> float | None:
+        return None
 
 
 class ByToken:
@@ -93,13 +98,12 @@ class ByToken:
 
     def described(self) -> str:
         try:
-            end = unverified_end(self._token())
+            return described_token(f"the workload token in {self._file}", self._token(), now=self._clock())
         except ClientUnknownError as error:
             return error.reason
-        what = f"the workload token in {self._file}"
-        if end is None:
-            return f"{what}, which is no JWT with an end"
-        return f"{what}, which ended at {_moment(end)}" if end <= self._clock() else what
+
+    def certificate_ends_at(self) -> float | None:
+        return None
 
     def _token(self) -> str:
         # A small file in memory, and turned by renaming: it is whole whenever it is read.
@@ -107,7 +111,7 @@ class ByToken:
             token = self._file.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise client_unknown(f"cannot read the workload token in {self._file}: {type(error).__name__}") from None
-        if not token or len(token) > MAX_TOKEN_BYTES or not token.isprintable() or " " in token:
+        if not is_one_token(token):
             raise client_unknown(f"there is no token in {self._file}")
         return token
 
@@ -124,6 +128,7 @@ class ByCertificate:
         self._context = context
         self._clock = clock
         self._signature = self._dates()
+        self._ends_at: float | None = None
         self._show()
 
     def headers(self) -> Mapping[str, str]:
@@ -144,16 +149,19 @@ class ByCertificate:
         return {"client_id": self._client_id}
 
     def described(self) -> str:
-        what = f"the client certificate in {self._files[0]}"
-        try:
-            end = x509.load_pem_x509_certificates(self._files[0].read_bytes())[0].not_valid_after_utc.timestamp()
-        except (OSError, ValueError):
+        what, end = f"the client certificate in {self._files[0]}", certificate_end(self._files[0])
+        if end is None:
             return f"{what}, which cannot be read"
-        return f"{what}, which ended at {_moment(end)}" if end <= self._clock() else what
+        return described_until(what, end, now=self._clock())
+
+    def certificate_ends_at(self) -> float | None:
+        """Of the one that is shown, also where its file holds another one by now that is of no use."""
+        return self._ends_at
 
     def _show(self) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(*self._files)  # do they fit?
         self._context.load_cert_chain(*self._files)
+        self._ends_at = certificate_end(self._files[0])
 
     def _dates(self) -> tuple[tuple[int, int], ...]:
         try:
@@ -161,6 +169,14 @@ class ByCertificate:
         except OSError:
             return ()  # while they are being replaced
         return tuple((each.st_ino, each.st_mtime_ns) for each in found)
+
+
+def certificate_end(file: Path) -> float | None:
+    """Unix seconds, of the first certificate in it; None where there is none."""
+    try:
+        return x509.load_pem_x509_certificates(file.read_bytes())[0].not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return None
 
 
 def client_unknown(reason: str) -> ClientUnknownError:
@@ -171,7 +187,3 @@ def client_unknown(reason: str) -> ClientUnknownError:
         retry_after_seconds=2,
     )
     return ClientUnknownError(refusal, reason=reason)
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

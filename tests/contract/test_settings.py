@@ -1,8 +1,20 @@
 """A `COATCHECK_*` name that nobody knows stops the start; what is not ours to judge does not."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import pytest
 
-from control_plane.contract.settings import RUNTIME_PREFIX, UnknownSettingError, refuse_unknown_settings
+from control_plane.contract.settings import (
+    PROXY_PREFIX,
+    RUNTIME_PREFIX,
+    UnknownSettingError,
+    refuse_unknown_settings,
+)
+from egress_proxy.config import settings_from_environment as settings_of_the_proxy
+from runtime.config import settings_from_environment as settings_of_the_runtime
+from tests.egress_proxy.test_config import NEEDED
+from tests.runtime.test_config import GOOD
 
 NAMES = ("listen", "client_id", "client_secret_file")
 
@@ -57,3 +69,31 @@ def test_a_name_like_no_other_is_refused_without_a_guess_and_without_its_value()
 )
 def test_what_is_known_or_not_ours_is_let_be(name: str, value: str) -> None:
     check(name, value)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "base", "read"),
+    [(PROXY_PREFIX, NEEDED, settings_of_the_proxy), (RUNTIME_PREFIX, GOOD, settings_of_the_runtime)],
+    ids=["egress proxy", "runtime"],
+)
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"CLIENT_SECRET_FILE": None}, "exactly one of"),
+        ({"CLIENT_TOKEN_FILE": "/t"}, "exactly one of"),
+        ({"CLIENT_SECRET_FILE": None, "CLIENT_CERT_FILE": "/c"}, "go together"),
+        ({"CLIENT_SECRET_FILE": None, "CLIENT_KEY_FILE": "/k"}, "go together"),
+        ({"CLIENT_SECRET_FILE": None, "CLIENT_CERT_FILE": "/c", "CLIENT_KEY_FILE": "/k"}, "begins with https://"),
+    ],
+)
+def test_a_program_proves_itself_to_the_control_plane_by_exactly_one_thing(
+    prefix: str,
+    base: Mapping[str, str],
+    read: Callable[[Mapping[str, str]], Any],
+    given: dict[str, str | None],
+    told: str,
+) -> None:
+    environment = dict(base) | {f"{prefix}{name}": value for name, value in given.items()}
+
+    with pytest.raises(ValueError, match=told):
+        read({name: value for name, value in environment.items() if value is not None})

@@ -81,19 +81,3 @@ def test_settings_are_built_in_code_by_the_same_names() -> None:
 def test_a_listener_needs_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         parse_listen(text)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"CLIENT_SECRET_FILE": None}, "exactly one of"),
-        ({"CLIENT_TOKEN_FILE": "/t"}, "exactly one of"),
-        ({"CLIENT_SECRET_FILE": None, "CLIENT_CERT_FILE": "/c"}, "go together"),
-        ({"CLIENT_SECRET_FILE": None, "CLIENT_CERT_FILE": "/c", "CLIENT_KEY_FILE": "/k"}, "begins with https://"),
-    ],
-)
-def test_it_proves_itself_to_the_control_plane_by_exactly_one_thing(given: dict[str, str | None], told: str) -> None:
-    environment = NEEDED | {f"COATCHECK_PROXY_{name}": value for name, value in given.items()}
-
-    with pytest.raises(ValueError, match=told):
-        settings_from_environment({name: value for name, value in environment.items() if value is not None})

@@ -81,7 +81,7 @@ class World:
         sessions, numbers = SessionsInMemory(clock=lambda: 1_000.0), count(1)
         runner = Runner(sessions=sessions, placeholders=self, model=self)
         endings = Endings(self, sessions, self, grace_seconds=30, monotonic=lambda: 0.0)
-        return make_app(Parts(self, sessions, runner, endings, self.ready, lambda: f"req_{next(numbers)}"))
+        return make_app(Parts(self, sessions, runner, endings, self.ready, lambda: b"", lambda: f"req_{next(numbers)}"))
 
 
 @pytest.fixture

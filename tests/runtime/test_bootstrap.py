@@ -1,14 +1,17 @@
 """A runtime wired from settings alone: alive before its control plane is, and closed until then."""
 
+import asyncio
 import os
 import resource
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from control_plane.contract.secret import UnusableSecretError
 from runtime.bootstrap import running
@@ -81,6 +84,43 @@ async def test_a_missing_certificate_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         async with running(odd):
             pass
+
+
+async def test_it_shows_until_when_the_certificate_is_good_that_proves_it(tmp_path: Path) -> None:
+    ca = trustme.CA()
+
+    def put_certificate(days: int) -> None:
+        leaf = ca.issue_cert("runtime.test", not_after=datetime.now(UTC) + timedelta(days=days))
+        leaf.private_key_pem.write_to_path(tmp_path / "tls.key")
+        leaf.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+
+    put_certificate(3)
+    with Upstream(ca) as control_plane:
+        ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+        proving = settings(tmp_path, f"https://127.0.0.1:{control_plane.port}").model_copy(
+            update={
+                "client_secret_file": None,
+                "client_cert_file": tmp_path / "tls.crt",
+                "client_key_file": tmp_path / "tls.key",
+                "control_plane_ca_file": tmp_path / "ca.pem",
+                "erase_grace_seconds": 1,  # so it asks often
+            }
+        )
+        async with running(proving) as runtime, httpx.AsyncClient(base_url=runtime.url, trust_env=False) as client:
+            before = (await client.get("/metrics")).text
+            put_certificate(9)
+            async with asyncio.timeout(20):
+                while days_left((await client.get("/metrics")).text) < 8:
+                    await asyncio.sleep(0.05)
+
+    assert days_left(before) == pytest.approx(3, abs=0.01)
+    assert "listener" not in before
+
+
+def days_left(page: str) -> float:
+    (line,) = [line for line in page.splitlines() if line.startswith("coatcheck_runtime_certificate_ends_in_seconds{")]
+    assert 'source="client"' in line
+    return float(line.rpartition(" ")[2]) / 86_400
 
 
 PROGRAM = """

@@ -111,19 +111,3 @@ def test_a_listener_for_other_machines_is_tls_or_an_accepted_risk(listen: str) -
     settings_from_environment(
         given | {"COATCHECK_RUNTIME_TLS_CERT_FILE": "cert.pem", "COATCHECK_RUNTIME_TLS_KEY_FILE": "key.pem"}
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"CLIENT_SECRET_FILE": None}, "exactly one of"),
-        ({"CLIENT_TOKEN_FILE": "/t"}, "exactly one of"),
-        ({"CLIENT_SECRET_FILE": None, "CLIENT_CERT_FILE": "/c"}, "go together"),
-        ({"CLIENT_SECRET_FILE": None, "CLIENT_CERT_FILE": "/c", "CLIENT_KEY_FILE": "/k"}, "begins with https://"),
-    ],
-)
-def test_it_proves_itself_to_the_control_plane_by_exactly_one_thing(given: dict[str, str | None], told: str) -> None:
-    environment = GOOD | {f"COATCHECK_RUNTIME_{name}": value for name, value in given.items()}
-
-    with pytest.raises(ValueError, match=told):
-        settings_from_environment({name: value for name, value in environment.items() if value is not None})
