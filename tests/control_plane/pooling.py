@@ -19,6 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql.connections import OnPostgresql
 from control_plane.adapters.sql.engine import Database, open_fitting
 from control_plane.adapters.sql.repositories import Transaction
 from control_plane.adapters.sql.store import SqlStore
@@ -118,8 +119,8 @@ async def _one(store: SqlStore, tenant: TenantId, seen: Seen, dice: random.Rando
 def raw(tx: Transaction) -> AsyncConnection:
     """Past the repositories and their conditions."""
     connection = tx._connection
-    assert isinstance(connection, AsyncConnection)
-    return connection
+    assert isinstance(connection, OnPostgresql)
+    return connection.connection
 
 
 def _count(seen: Seen, tenant: TenantId, tenants: list[Any]) -> None:

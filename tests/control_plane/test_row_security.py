@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql.connections import OnPostgresql
 from control_plane.adapters.sql.engine import Database, open_database
 from control_plane.adapters.sql.migrate import NotMigratedError
 from control_plane.adapters.sql.privileges import NOT_ROW_SECURED, UnboundLoginError
@@ -69,8 +70,8 @@ async def counted(database: Database, scope: Scope, statement: str) -> int:
 
 def raw(tx: Transaction) -> AsyncConnection:
     connection = tx._connection
-    assert isinstance(connection, AsyncConnection)
-    return connection
+    assert isinstance(connection, OnPostgresql)
+    return connection.connection
 
 
 def of_tenants() -> list[str]:

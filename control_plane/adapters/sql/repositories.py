@@ -4,18 +4,14 @@ Rule: every statement passes through the scope. `mine` adds the tenant to each c
 of another tenant before it is written; there is no statement on a tenant's table without one of the two.
 """
 
-import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     CursorResult,
-    Executable,
-    Insert,
     Select,
     Table,
     and_,
@@ -35,8 +31,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane.adapters.sql.connections import SCOPE_TENANT, OnTheLoop, OpenConnection, Rendered, Scoped, among
 from control_plane.adapters.sql.rotations import ROTATIONS, is_running
 from control_plane.adapters.sql.rows import field_names, to_columns, to_record, to_records
 from control_plane.adapters.sql.tables import (
@@ -108,52 +104,10 @@ LIMITS = table_of(LimitRow)
 OUTBOX, AUDIT, META = table_of(OutboxRow), table_of(AuditRow), table_of(MetaRow)
 
 
-class OnTheLoop:
-    """A connection whose statements run here and now (see `engine`), with the face of an asynchronous one."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.dialect = connection.dialect
-
-    async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
-        return self._connection.execute(statement, parameters)
-
-    async def execute_elsewhere(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
-        """In a thread, for what takes long. Whoever is cancelled waits for its end: the connection is not shared."""
-        running = asyncio.ensure_future(asyncio.to_thread(self._connection.execute, statement, parameters))
-        try:
-            return await asyncio.shield(running)
-        finally:
-            while not running.done():  # however often it is cancelled
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait({running})
-
-    @asynccontextmanager
-    async def begin_nested(self) -> AsyncIterator[None]:
-        with self._connection.begin_nested():
-            yield
-
-
-Mine = Callable[[ColumnElement[Any]], ColumnElement[bool]]
-
-
-class Scoped:
-    """A statement built once, for either kind of scope: building a large one costs more than running it.
-
-    `build` is given what `Transaction.mine` is; whatever else changes from one time to the next is a `bindparam`.
-    """
-
-    def __init__(self, build: Callable[[Mine], Select[Any]]) -> None:
-        self.of_tenant = build(lambda tenant: tenant == bindparam("scope_tenant"))
-        self.of_platform = build(lambda _tenant: true())
-
-
 class Transaction:
     """One open transaction and its scope: what every repository speaks through."""
 
-    def __init__(
-        self, connection: AsyncConnection | OnTheLoop, scope: Scope, *, writes: bool, time: Clock | None = None
-    ) -> None:
+    def __init__(self, connection: OpenConnection, scope: Scope, *, writes: bool, time: Clock | None = None) -> None:
         self._connection = connection
         self._scope = scope
         self._writes = writes
@@ -194,23 +148,29 @@ class Transaction:
         return float(row["now"])
 
     async def rows(self, statement: Select[Any] | Scoped, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        result = await self._connection.execute(*self._in_scope(statement, parameters))
+        if isinstance(statement, Scoped):
+            return await self._connection.fetch(*self._rendered(statement, parameters))
+        result = await self._connection.execute(statement, parameters)
         return [dict(row) for row in result.mappings()]
 
     async def row(self, statement: Select[Any] | Scoped, **parameters: Any) -> Mapping[str, Any] | None:
-        row = (await self._connection.execute(*self._in_scope(statement, parameters))).mappings().first()
+        """The only one that is looked for. None where there is none."""
+        if isinstance(statement, Scoped):
+            return next(iter(await self.rows(statement, **parameters)), None)
+        row = (await self._connection.execute(statement, parameters)).mappings().first()
         return None if row is None else dict(row)
 
-    def _in_scope(self, statement: Select[Any] | Scoped, parameters: dict[str, Any]) -> tuple[Executable, Any]:
-        if not isinstance(statement, Scoped):
-            return statement, parameters
+    def _rendered(self, statement: Scoped, parameters: Mapping[str, Any]) -> tuple[Rendered, Mapping[str, Any]]:
+        dialect = self._connection.dialect
         if isinstance(self._scope, TenantScope):
-            return statement.of_tenant, {**parameters, "scope_tenant": self._scope.tenant}
-        return statement.of_platform, parameters
+            return statement.rendered(dialect, for_tenant=True), {**parameters, SCOPE_TENANT: self._scope.tenant}
+        return statement.rendered(dialect, for_tenant=False), parameters
 
-    async def change(self, statement: Any, parameters: Any = None) -> int:
-        """How many rows it touched. Raises `TakenError` for a name or id that is already there."""
+    async def change(self, statement: Any, parameters: Any = None, **values: Any) -> int:
+        """How many rows it touched; a `Scoped` has `values`. Raises `TakenError` for a name or id that is there already."""
         self._require_writing()
+        if isinstance(statement, Scoped):
+            return await _touched(self._connection.run(*self._rendered(statement, values)))
         return await _touched(self._connection.execute(statement, parameters))
 
     async def written(self, statement: Any, parameters: Sequence[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -265,12 +225,12 @@ class Transaction:
             raise ScopeError("a reading transaction does not write")
 
 
-async def _touched(execution: Awaitable[CursorResult[Any]]) -> int:
+async def _touched(execution: Awaitable[CursorResult[Any] | int]) -> int:
     try:
         result = await execution
     except IntegrityError as error:
         raise TakenError from error
-    return int(result.rowcount)
+    return result if isinstance(result, int) else int(result.rowcount)
 
 
 class SqlTenants:
@@ -565,13 +525,13 @@ def _is_live(now: float) -> ColumnElement[bool]:
 
 
 @functools.cache
-def _adding_tokens(count: int) -> Insert:
+def _adding_tokens(count: int) -> Scoped:
     """One statement for all of them: each is a way to the database and back."""
     names = [column.name for column in TOKENS.c]
     rows = [
         select(*(bindparam(f"{name}_{number}", type_=TOKENS.c[name].type) for name in names)) for number in range(count)
     ]
-    return insert(TOKENS).from_select(names, union_all(*rows))
+    return Scoped(lambda _mine: insert(TOKENS).from_select(names, union_all(*rows)))
 
 
 _TOKEN: Final = Scoped(
@@ -591,7 +551,7 @@ class SqlTokens:
             for number, token in enumerate(tokens)
             for name, value in to_columns(token).items()
         }
-        await self._tx.change(_adding_tokens(len(tokens)), numbered)
+        await self._tx.change(_adding_tokens(len(tokens)), **numbered)
 
     async def get(self, token: PlaceholderId) -> Token | None:
         return await self._one(TOKENS.c.id == token)
@@ -706,9 +666,11 @@ class SqlOwnKeys:
             await self._tx.change(delete(KEYS).where(KEYS.c.id.in_([key.id for key in keys])))
 
 
-_POSITION: Final = select(
-    META.c.value, select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery().label("sequence")
-).where(META.c.name == "epoch")
+_POSITION: Final = Scoped(
+    lambda _mine: select(
+        META.c.value, select(func.coalesce(func.max(OUTBOX.c.sequence), 0)).scalar_subquery().label("sequence")
+    ).where(META.c.name == "epoch")
+)
 
 
 class SqlOutbox:
@@ -766,8 +728,13 @@ AUDIT_UNAVAILABLE = Refusal(
 )
 
 
+_ONE_EVENT: Final[dict[str, Any]] = {
+    name: bindparam(name) for name in ("event_id", "at", "tenant", "request_id", "action", "code", "record")
+}
 _APPEND_ON_POSTGRESQL: Final = postgresql_insert(AUDIT).on_conflict_do_nothing(index_elements=["event_id"])
 _APPEND_ON_SQLITE: Final = sqlite_insert(AUDIT).on_conflict_do_nothing(index_elements=["event_id"])
+_APPEND_ONE_ON_POSTGRESQL: Final = Scoped(lambda _mine: _APPEND_ON_POSTGRESQL.values(_ONE_EVENT))
+_APPEND_ONE_ON_SQLITE: Final = Scoped(lambda _mine: _APPEND_ON_SQLITE.values(_ONE_EVENT))
 
 
 class SqlAudit:
@@ -778,8 +745,11 @@ class SqlAudit:
         if events:
             async with self._taken(events):
                 rows = _audit_rows(events)
-                statement = _APPEND_ON_POSTGRESQL if self._tx.is_postgresql else _APPEND_ON_SQLITE
-                await self._tx.change(statement, rows[0] if len(rows) == 1 else rows)
+                if len(rows) == 1:
+                    one = _APPEND_ONE_ON_POSTGRESQL if self._tx.is_postgresql else _APPEND_ONE_ON_SQLITE
+                    await self._tx.change(one, **rows[0])
+                else:
+                    await self._tx.change(_APPEND_ON_POSTGRESQL if self._tx.is_postgresql else _APPEND_ON_SQLITE, rows)
 
     async def append_new(self, events: Sequence[AuditEvent]) -> frozenset[str]:
         if not events:
@@ -889,7 +859,7 @@ _GRANTED: Final = Scoped(
         .where(
             GRANTS.c.tenant == bindparam("of_tenant"),
             mine(GRANTS.c.tenant),
-            or_(GRANTS.c.subject == bindparam("subject"), GRANTS.c.role.in_(bindparam("roles", expanding=True))),
+            or_(GRANTS.c.subject == bindparam("subject"), among(GRANTS.c.role, "roles")),
             or_(GRANTS.c.client.is_(None), GRANTS.c.client == bindparam("client")),
         )
         .order_by(CREDENTIALS.c.name, GRANTS.c.created_at, GRANTS.c.id)

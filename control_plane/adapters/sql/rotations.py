@@ -27,7 +27,7 @@ SCHEDULES: Final[Table] = RotationScheduleRow.__table__
 
 
 def is_running() -> ColumnElement[bool]:
-    return ROTATIONS.c.phase.in_(sorted(phase.value for phase in RUNNING_PHASES))
+    return or_(*(ROTATIONS.c.phase == phase for phase in sorted(phase.value for phase in RUNNING_PHASES)))
 
 
 class SqlRotations:

@@ -6,18 +6,18 @@ Rule: a database that does not answer is `store_unavailable`, never "not found".
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import structlog
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane.adapters.sql.connections import OnPostgresql, OnTheLoop, OpenConnection
 from control_plane.adapters.sql.engine import WRITER_WAITS_SECONDS, Database, Log, begin_writing
 from control_plane.adapters.sql.records import SqlRecords
-from control_plane.adapters.sql.repositories import OnTheLoop, Transaction
+from control_plane.adapters.sql.repositories import Transaction
 from control_plane.adapters.sql.roles import PLATFORM_ROLE, TENANT_ROLE, TENANT_SETTING
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from control_plane.faults import reach
@@ -27,12 +27,9 @@ READ_SECONDS: Final = 10.0
 WRITE_SECONDS: Final = 120.0
 """PostgreSQL: for so long a transaction may last. A server that is frozen, or behind a connection that leads nowhere
 any more, says nothing, and nobody is to wait for it for ever. A write may be that of a great many rows."""
+_ROLLBACK_SECONDS: Final = 2.0
 
 _log = structlog.get_logger("control_plane.store")
-
-# Both end with the transaction (`true`), so that a connection goes back as nobody's: to our pool, or to a pooler that
-# gives it to another process next.
-_ENTER: Final = text("SELECT set_config('role', :role, true), set_config(:setting, :tenant, true)")
 
 
 class SqlStore:
@@ -41,8 +38,7 @@ class SqlStore:
         self._wake = wake
         self._time = time
         self._sqlite = _Sqlite(database.reader, database.writer, database.log) if database.reader else None
-        self._reader = database.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        self._writer = database.engine
+        self._postgresql = _Postgresql(database)
 
     @asynccontextmanager
     async def read(self, scope: Scope) -> AsyncIterator[SqlRecords]:
@@ -52,8 +48,7 @@ class SqlStore:
                 with self._sqlite.reading() as direct:
                     yield SqlRecords(Transaction(direct, scope, writes=False, time=self._time))
             else:
-                async with asyncio.timeout(READ_SECONDS), self._reader.connect() as connection, connection.begin():
-                    await _enter(connection, scope)
+                async with asyncio.timeout(READ_SECONDS), self._postgresql.reading(scope) as connection:
                     yield SqlRecords(Transaction(connection, scope, writes=False, time=self._time))
 
     @asynccontextmanager
@@ -71,13 +66,12 @@ class SqlStore:
                 self._wake.announce()
 
     @asynccontextmanager
-    async def _writing(self, scope: Scope) -> AsyncIterator[AsyncConnection | OnTheLoop]:
+    async def _writing(self, scope: Scope) -> AsyncIterator[OpenConnection]:
         if self._sqlite is not None:
             async with self._sqlite.writing() as direct:
                 yield direct
         else:
-            async with asyncio.timeout(WRITE_SECONDS), self._writer.connect() as connection, connection.begin():
-                await _enter(connection, scope)
+            async with asyncio.timeout(WRITE_SECONDS), self._postgresql.writing(scope) as connection:
                 yield connection
 
 
@@ -119,13 +113,64 @@ class _Sqlite:
             self._one_writer.release()
 
 
-async def _enter(connection: AsyncConnection, scope: Scope) -> None:
-    """PostgreSQL: from here to its end the transaction has the rights and sees the rows of its scope, and no others."""
-    if isinstance(scope, TenantScope):
-        as_whom = {"role": TENANT_ROLE, "tenant": scope.tenant}
-    else:
-        as_whom = {"role": PLATFORM_ROLE, "tenant": ""}
-    await connection.execute(_ENTER, {"setting": TENANT_SETTING, **as_whom})
+class _Postgresql:
+    """Transactions of PostgreSQL. They begin in one trip, whose they are included, and end in one: asked for one by one
+    by the driver's own means, beginning and ending cost more than all that is done between."""
+
+    def __init__(self, database: Database) -> None:
+        # No transaction but those that are begun here.
+        self._engine = database.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._prepares = not database.is_pooled
+
+    @asynccontextmanager
+    async def reading(self, scope: Scope) -> AsyncIterator[OnPostgresql]:
+        async with self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", scope) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def writing(self, scope: Scope) -> AsyncIterator[OnPostgresql]:
+        async with self._transaction("BEGIN", scope) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _transaction(self, begin: str, scope: Scope) -> AsyncIterator[OnPostgresql]:
+        async with self._engine.connect() as connection:
+            opened = OnPostgresql(connection, prepares=self._prepares)
+            try:
+                await opened.command(f"{begin}; {_entering(scope)}")
+                yield opened
+                await _commit(opened)
+            except BaseException as error:
+                await _undo(opened, error)
+                raise
+
+
+async def _commit(opened: OnPostgresql) -> None:
+    # A transaction in which a statement failed is rolled back by its COMMIT, without a word of complaint.
+    if (ended := await opened.command("COMMIT")) != "COMMIT":
+        raise OperationalError(None, None, RuntimeError(f"the transaction ended with {ended}"))
+
+
+async def _undo(opened: OnPostgresql, error: BaseException) -> None:
+    """The connection goes back with no transaction on it, or does not go back."""
+    # Whoever was cancelled may have left a statement under way.
+    if isinstance(error, Exception) and not opened.driver.is_closed():
+        with suppress(DBAPIError, TimeoutError, OSError):
+            async with asyncio.timeout(_ROLLBACK_SECONDS):
+                await opened.command("ROLLBACK")
+                return
+    opened.driver.terminate()
+    await opened.connection.invalidate()
+
+
+def _entering(scope: Scope) -> str:
+    """From here to its end the transaction has the rights and sees the rows of its scope, and no others."""
+    role, tenant = (TENANT_ROLE, scope.tenant) if isinstance(scope, TenantScope) else (PLATFORM_ROLE, "")
+    # As digits, of which nothing can be made but the text that they stand for.
+    text = f"convert_from(decode('{tenant.encode().hex()}', 'hex'), 'UTF8')"
+    # Both end with the transaction (`true`), so that a connection goes back as nobody's: to our pool, or to a pooler
+    # that gives it to another process next.
+    return f"SELECT set_config('role', '{role}', true), set_config('{TENANT_SETTING}', {text}, true)"
 
 
 class _unavailable_when_away:  # noqa: N801 (reads as a statement)
