@@ -167,7 +167,7 @@ class Transaction:
         return statement.rendered(dialect, for_tenant=False), parameters
 
     async def change(self, statement: Any, parameters: Any = None, **values: Any) -> int:
-        """How many rows it touched; a `Scoped` has `values`. Raises `TakenError` for a name or id that is there already."""
+        """How many rows it touched; a `Scoped` has `values`. Raises `TakenError` for a name or id that is taken."""
         self._require_writing()
         if isinstance(statement, Scoped):
             return await _touched(self._connection.run(*self._rendered(statement, values)))
