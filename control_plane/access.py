@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import Final, assert_never
 from urllib.parse import unquote_plus
 
@@ -25,6 +26,7 @@ from control_plane.core.records import Client, ClientKind
 from control_plane.core.tokens import InvalidTokenError
 from control_plane.identification import Identification
 from control_plane.ports import CrossTenantReason, PlatformScope, Store
+from control_plane.together import Together
 from control_plane.trail import ADMINISTRATOR
 
 UNAUTHENTICATED: Final = Refusal(
@@ -67,6 +69,7 @@ class Access:
         self._assertions = assertions
         self._client_authorities = client_authorities
         self._admin_digest = secret_sha256(admin_token.reveal()) if admin_token else None
+        self._registered = Together(self._look_up)
 
     async def principal(self, authorization: str | None) -> Principal:
         """The administrator that the header proves. Raises `RefusedError(token_invalid)`."""
@@ -141,8 +144,7 @@ class Access:
 
     async def _by_secret(self, authorization: str) -> Client:
         client_id, presented = _basic(authorization)
-        async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
-            client = await records.clients.get(client_id)
+        client = await self._registered(client_id)
         expected = client.secret_sha256 if client and client.secret_sha256 else _NO_SECRET
         # RFC 6749 §2.3.1 form-encodes the secret; most clients do not, and for the ones made here it is the same.
         candidates = (presented, unquote_plus(presented))
@@ -150,6 +152,11 @@ class Access:
         if client is None or not any(proven):
             raise RefusedError(UNAUTHENTICATED)
         return client
+
+    async def _look_up(self, clients: Sequence[ClientId]) -> Sequence[Client | None]:
+        async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
+            found = {client.id: client for client in await records.clients.those(sorted(set(clients)))}
+        return [found.get(client) for client in clients]
 
     async def caller(self, authorization: str | None, *, certificate: PeerCertificate | None) -> Client:
         """The client of a route outside of `/oauth`, where a workload's token comes as `Bearer`. Raises."""

@@ -67,7 +67,7 @@ class Introspection:
         if genuine is None:
             return INACTIVE
         async with self._store.read(PlatformScope(CrossTenantReason.AUTHENTICATE)) as records:
-            facts = await records.hot.token_facts(genuine.fingerprint)
+            facts = (await records.hot.token_facts([genuine.fingerprint])).get(genuine.fingerprint)
             if facts is None or not _is_seen(facts.token, facts.session, viewer, self._issuer):
                 return INACTIVE
             if not await self._works(records, facts):
@@ -102,7 +102,7 @@ class Introspection:
         roles = facts.session.roles if facts.session else ()
         grants = [
             grant
-            for grant in await records.grants.of_credential(facts.credential.id)
+            for grant in await records.grants.of_credentials([facts.credential.id])
             if grant.applies_to(subject=token.subject, roles=roles, client=token.client)
         ]
         return bool(narrowed_by_token([grant.scope for grant in live(grants, now)], token.scope))

@@ -5,8 +5,8 @@ event it has seen is newer. A "no" is an answer too; a store that does not answe
 caller of another tenant every placeholder is unknown; the truth goes to the audit trail alone.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 import structlog
@@ -17,6 +17,7 @@ from control_plane.contract.kinds import is_placed
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.contract.wire import (
     Answer,
+    Ask,
     AskCaller,
     AskPlaceholder,
     AskPolicy,
@@ -39,10 +40,45 @@ from control_plane.core.scopes import narrowed_by_token
 from control_plane.custody import UnopenableError
 from control_plane.issuance import live
 from control_plane.material import Material, NotAtHandError
-from control_plane.ports import Clock, CrossTenantReason, PlatformScope, Records, Store, TokenFacts, UnreadableRowError
+from control_plane.ports import (
+    Clock,
+    CrossTenantReason,
+    PlatformScope,
+    Position,
+    Records,
+    Store,
+    TokenFacts,
+    UnreadableRowError,
+)
+from control_plane.together import Together
 from control_plane.workloads import Vouched, Workloads
 
 _log = structlog.get_logger("control_plane.resolution")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    ask: Ask
+    without: Refused | None = None
+    """What is said in the place of a secret that has to be fetched and could not be."""
+    vouched: Vouched | Refused | None = None
+    """What the token of a workload proves, or why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the store has of everything that one look is about, read at once."""
+
+    tokens: Mapping[str, TokenFacts | None]
+    grants: Mapping[CredentialId, Sequence[Grant]]
+
+    def facts(self, sha256: str) -> TokenFacts | None:
+        """Raises `UnreadableRowError`."""
+        if sha256 not in self.tokens:
+            return None
+        if (facts := self.tokens[sha256]) is None:
+            raise UnreadableRowError("a stored token is not readable")
+        return facts
 
 
 class Resolution:
@@ -61,29 +97,35 @@ class Resolution:
         self._material = material
         self._workloads = workloads
         self._clock = clock
+        self._look = Together(self._look_at_all)
 
     async def __call__(self, request: ResolveRequest) -> ResolveAnswer:
-        if isinstance(request.ask, AskWorkload):
+        ask = request.ask
+        if isinstance(ask, AskWorkload):
             # Outside of the transaction: keys may have to be fetched. Inside it is looked at whether that still holds.
-            vouched = await self._workloads.vouched(request.ask)
-            return await self._look(request, without=None, vouched=vouched)
+            return await self._look(_Asked(ask, vouched=await self._workloads.vouched(ask)))
         without: Refused | None = None
         for _ in range(_LOOKS):
             try:
-                return await self._look(request, without=without)
+                return await self._look(_Asked(ask, without))
             except NotAtHandError as missing:
                 # Outside of the transaction: a provider takes its time, and what is answered is of one moment.
                 without = await self._fetched(missing)
-        return await self._look(request, without=without or _NOT_AT_HAND)
+        return await self._look(_Asked(ask, without or _NOT_AT_HAND))
 
-    async def _look(
-        self, request: ResolveRequest, *, without: Refused | None, vouched: Vouched | Refused | None = None
-    ) -> ResolveAnswer:
-        """`without`: what is said in the place of a secret that has to be fetched and could not be. `vouched`: what the
-        token of a workload proves, or why not."""
+    async def _look_at_all(self, asked: Sequence[_Asked]) -> Sequence[ResolveAnswer | Exception]:
         async with self._store.read(PlatformScope(CrossTenantReason.RESOLVE)) as records:
-            answer = await self._answer(records, request, without, vouched)
+            known = await _known(records, asked)
             position = await records.outbox.position()
+            return [await self._looked(records, one, known, position) for one in asked]
+
+    async def _looked(
+        self, records: Records, asked: _Asked, known: _Known, position: Position
+    ) -> ResolveAnswer | NotAtHandError:
+        try:
+            answer = await self._answer(records, asked, known)
+        except NotAtHandError as missing:
+            return missing
         return ResolveAnswer(
             answer=answer,
             epoch=position.epoch,
@@ -102,27 +144,22 @@ class Resolution:
             return _refused(refused)
         return None
 
-    async def _answer(
-        self,
-        records: Records,
-        request: ResolveRequest,
-        without: Refused | None,
-        vouched: Vouched | Refused | None,
-    ) -> Answer:
-        match request.ask:
+    async def _answer(self, records: Records, asked: _Asked, known: _Known) -> Answer:
+        match asked.ask:
             case AskCaller(proxy_credential_sha256=sha256):
-                return await self._caller(records, sha256)
+                return self._caller(known, sha256)
             case AskPolicy(caller=caller):
                 return await self._policy(records, caller)
             case AskPlaceholder() as ask:
-                return await self._placeholder(records, ask, without)
+                return await self._placeholder(records, ask, asked.without, known)
             case AskWorkload() as ask:
+                vouched = asked.vouched
                 return vouched if isinstance(vouched, Refused) else await self._workloads.client(records, ask, vouched)
             case _:
-                assert_never(request.ask)
+                assert_never(asked.ask)
 
-    async def _caller(self, records: Records, sha256: str) -> Answer:
-        facts = await records.hot.token_facts(sha256)
+    def _caller(self, known: _Known, sha256: str) -> Answer:
+        facts = known.facts(sha256)
         if facts is None or facts.token.kind is not TokenKind.PROXY_CREDENTIAL or not _is_known_client(facts):
             return _unauthenticated(RefusalCode.TOKEN_INVALID)
         if facts.token.revoked_at is not None or _session_is_over(facts, self._clock()):
@@ -153,17 +190,19 @@ class Resolution:
             return _unauthenticated(RefusalCode.TOKEN_INVALID)
         return Policy(caller=caller, routes=(_route(credential, (probe.scope,)),), allow=())
 
-    async def _placeholder(self, records: Records, ask: AskPlaceholder, without: Refused | None) -> Answer:
+    async def _placeholder(
+        self, records: Records, ask: AskPlaceholder, without: Refused | None, known: _Known
+    ) -> Answer:
         # (1) Known at all?
         try:
-            facts = await records.hot.token_facts(ask.placeholder_sha256)
+            facts = known.facts(ask.placeholder_sha256)
         except UnreadableRowError:
             return _UNAVAILABLE
         if facts is None or facts.token.kind is not TokenKind.PLACEHOLDER:
             await self._look_for_decoy(records, ask)
             return _UNKNOWN
         # (2) Another tenant's is unknown too, whatever else is the matter with it.
-        binding = await self._binding(records, facts)
+        binding = await self._binding(records, facts, known)
         if facts.token.caller != ask.caller:
             self._on_sighting(_stolen(facts, ask, at=self._clock()))
         if facts.token.tenant != ask.caller.tenant:
@@ -231,13 +270,13 @@ class Resolution:
             binding=replace(binding, secret_expires_at=current.expires_at), secret=current.secret.reveal()
         )
 
-    async def _binding(self, records: Records, facts: TokenFacts) -> Binding | None:
+    async def _binding(self, records: Records, facts: TokenFacts, known: _Known) -> Binding | None:
         """What the placeholder is bound to, as it is now. None where its credential is gone."""
         credential, token = facts.credential, facts.token
         if credential is None:
             return None
         version = version_for(token.subject, current=credential.current_version, rotation=facts.rotation)
-        grants = await self._grants(records, facts, credential)
+        grants = self._grants(facts, known.grants.get(credential.id, ()))
         scopes = narrowed_by_token([grant.scope for grant in grants], token.scope)
         if token.client == PROBE_CLIENT:
             version, scopes = _probed(facts, credential)
@@ -259,17 +298,37 @@ class Resolution:
             limits=await _limits(records, facts, credential),
         )
 
-    async def _grants(self, records: Records, facts: TokenFacts, credential: Credential) -> tuple[Grant, ...]:
+    def _grants(self, facts: TokenFacts, of_credential: Sequence[Grant]) -> tuple[Grant, ...]:
         """Those by which the placeholder's caller may use the credential now."""
         token, roles = facts.token, facts.session.roles if facts.session else ()
         return live(
             [
                 grant
-                for grant in await records.grants.of_credential(credential.id)
+                for grant in of_credential
                 if grant.applies_to(subject=token.subject, roles=roles, client=token.client)
             ],
             self._clock(),
         )
+
+
+async def _known(records: Records, asked: Sequence[_Asked]) -> _Known:
+    fingerprints = {sha256 for one in asked if (sha256 := _fingerprint(one.ask)) is not None}
+    tokens = await records.hot.token_facts(sorted(fingerprints)) if fingerprints else {}
+    of = {facts.credential.id for facts in tokens.values() if facts is not None and facts.credential is not None}
+    grants: dict[CredentialId, list[Grant]] = {credential: [] for credential in of}
+    for grant in await records.grants.of_credentials(sorted(of)) if of else ():
+        grants[grant.credential_id].append(grant)
+    return _Known(tokens, grants)
+
+
+def _fingerprint(ask: Ask) -> str | None:
+    match ask:
+        case AskCaller():
+            return ask.proxy_credential_sha256
+        case AskPlaceholder():
+            return ask.placeholder_sha256
+        case _:
+            return None
 
 
 async def policy_for(records: Records, caller: Caller, roles: tuple[str, ...], now: float) -> Policy:

@@ -257,8 +257,8 @@ async def test_all_that_decides_over_a_token_is_read_at_once(store: SqlStore) ->
     await fill(store, ACME)
 
     async with store.read(PLATFORM) as records:
-        facts = await records.hot.token_facts(token().sha256)
-        nothing = await records.hot.token_facts("0" * 64)
+        facts = (await records.hot.token_facts([token().sha256])).get(token().sha256)
+        nothing = (await records.hot.token_facts(["0" * 64])).get("0" * 64)
 
     assert nothing is None
     assert facts is not None
@@ -322,14 +322,14 @@ async def test_a_tenants_scope_sees_nothing_of_another(store: SqlStore) -> None:
         assert await records.versions.get(credential().id, 1) is None
         assert await records.versions.of(credential().id) == []
         assert await records.grants.get(grant().id) is None
-        assert await records.grants.of_credential(credential().id) == []
+        assert await records.grants.of_credentials([credential().id]) == []
         assert await records.rules.get(rule().id) is None
         assert await records.sessions.get(session().id) is None
         assert await records.tokens.get(token().id) is None
         assert await records.tokens.by_fingerprint(token().sha256) is None
         assert await records.tokens.usable_without_session(client().id, 0.0) == []
         assert await records.sessions.live_of_runtime(client().id, 0.0) == []
-        assert await records.hot.token_facts(token().sha256) is None
+        assert (await records.hot.token_facts([token().sha256])).get(token().sha256) is None
         assert await records.hot.granted(subject=ALICE, roles=(), client=client().id, tenant=ACME) == []
         assert {change.change.tenant for change in await records.outbox.after(0, 10)} == {EVIL}
         assert len(await records.audit.after(0, limit=10, request_id=None)) == 1

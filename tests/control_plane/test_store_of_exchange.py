@@ -46,7 +46,7 @@ async def test_actors_and_scope_are_read_back_as_they_were_written(store: SqlSto
     async with store.read(TenantScope(ACME)) as records:
         assert await records.sessions.get(opened.id) == opened
         assert await records.tokens.by_fingerprint("1" * 64) == made
-        facts = await records.hot.token_facts("1" * 64)
+        facts = (await records.hot.token_facts(["1" * 64])).get("1" * 64)
     assert facts is not None
     assert (facts.token, facts.session) == (made, opened)
 

@@ -73,7 +73,7 @@ from control_plane.core.records import (
     Token,
     TokenKind,
 )
-from control_plane.ports import Clock, Position, Scope, TakenError, TenantScope, TokenFacts
+from control_plane.ports import Clock, Position, Scope, TakenError, TenantScope, TokenFacts, UnreadableRowError
 
 _OUTBOX_LOCK = 0x636F6174
 """PostgreSQL: held from a change's number until its commit, so that numbers become visible in their order."""
@@ -261,6 +261,13 @@ _CLIENT: Final = Scoped(
 )
 
 
+_CLIENTS: Final = Scoped(
+    lambda mine: select(CLIENTS).where(
+        among(CLIENTS.c.id, "of_clients"), or_(mine(CLIENTS.c.tenant), CLIENTS.c.tenant.is_(None))
+    )
+)
+
+
 class SqlClients:
     """A client without a tenant is seen from every scope, and written from the platform's alone."""
 
@@ -282,6 +289,9 @@ class SqlClients:
     async def get(self, client: ClientId) -> Client | None:
         row = await self._tx.row(_CLIENT, of_client=client)
         return to_record(Client, row) if row else None
+
+    async def those(self, clients: Sequence[ClientId]) -> Sequence[Client]:
+        return to_records(Client, await self._tx.rows(_CLIENTS, of_clients=list(clients)))
 
     async def locked(self, client: ClientId) -> Client | None:
         # SQLite has one writer at a time, and no such clause.
@@ -392,10 +402,10 @@ class SqlVersions:
         return await self._tx.change(statement) > 0
 
 
-_GRANTS_OF_CREDENTIAL: Final = Scoped(
+_GRANTS_OF_CREDENTIALS: Final = Scoped(
     lambda mine: (
         select(GRANTS)
-        .where(GRANTS.c.credential_id == bindparam("of_credential"), mine(GRANTS.c.tenant))
+        .where(among(GRANTS.c.credential_id, "of_credentials"), mine(GRANTS.c.tenant))
         .order_by(GRANTS.c.created_at, GRANTS.c.id)
     )
 )
@@ -416,8 +426,9 @@ class SqlGrants:
     async def list(self) -> Sequence[Grant]:
         return await self._many(true())
 
-    async def of_credential(self, credential: CredentialId) -> Sequence[Grant]:
-        return to_records(Grant, await self._tx.rows(_GRANTS_OF_CREDENTIAL, of_credential=credential))
+    async def of_credentials(self, credentials: Sequence[CredentialId]) -> Sequence[Grant]:
+        rows = await self._tx.rows(_GRANTS_OF_CREDENTIALS, of_credentials=list(credentials))
+        return to_records(Grant, rows)
 
     async def _many(self, condition: ColumnElement[bool]) -> Sequence[Grant]:
         statement = select(GRANTS).where(condition, self._tx.mine(GRANTS.c.tenant))
@@ -844,8 +855,8 @@ _TOKEN_FACTS = (
     .outerjoin(ROTATIONS, (ROTATIONS.c.credential_id == CREDENTIALS.c.id) & is_running())
 )
 
-_FACTS_OF_TOKEN: Final = Scoped(
-    lambda mine: _TOKEN_FACTS.where(TOKENS.c.sha256 == bindparam("of_sha256"), mine(TOKENS.c.tenant))
+_FACTS_OF_TOKENS: Final = Scoped(
+    lambda mine: _TOKEN_FACTS.where(among(TOKENS.c.sha256, "of_sha256s"), mine(TOKENS.c.tenant))
 )
 
 _GRANTED: Final = Scoped(
@@ -871,19 +882,9 @@ class SqlHotReads:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
 
-    async def token_facts(self, sha256: str) -> TokenFacts | None:
-        row = await self._tx.row(_FACTS_OF_TOKEN, of_sha256=sha256)
-        if row is None:
-            return None
-        return TokenFacts(
-            token=to_record(Token, row, prefix="t_"),
-            session=to_record(Session, row, prefix="s_") if row["s_id"] is not None else None,
-            credential=to_record(Credential, row, prefix="c_") if row["c_id"] is not None else None,
-            version=to_record(CredentialVersion, row, prefix="v_") if row["v_version"] is not None else None,
-            client_registered=bool(row["client_registered"]),
-            has_limits=bool(row["has_limits"]),
-            rotation=to_record(Rotation, row, prefix="r_") if row["r_id"] is not None else None,
-        )
+    async def token_facts(self, sha256s: Sequence[str]) -> Mapping[str, TokenFacts | None]:
+        rows = await self._tx.rows(_FACTS_OF_TOKENS, of_sha256s=list(sha256s))
+        return {row["t_sha256"]: _facts(row) for row in rows}
 
     async def granted(
         self, *, subject: SubjectId, roles: tuple[str, ...], client: ClientId, tenant: TenantId
@@ -901,3 +902,18 @@ class SqlHotReads:
             (credential, tuple(grant for grant in grants if grant.credential_id == credential.id))
             for credential in to_records(Credential, found.values(), prefix="c_")
         ]
+
+
+def _facts(row: Mapping[str, Any]) -> TokenFacts | None:
+    try:
+        return TokenFacts(
+            token=to_record(Token, row, prefix="t_"),
+            session=to_record(Session, row, prefix="s_") if row["s_id"] is not None else None,
+            credential=to_record(Credential, row, prefix="c_") if row["c_id"] is not None else None,
+            version=to_record(CredentialVersion, row, prefix="v_") if row["v_version"] is not None else None,
+            client_registered=bool(row["client_registered"]),
+            has_limits=bool(row["has_limits"]),
+            rotation=to_record(Rotation, row, prefix="r_") if row["r_id"] is not None else None,
+        )
+    except UnreadableRowError:
+        return None
