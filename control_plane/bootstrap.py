@@ -361,6 +361,7 @@ async def _assembled(
     ]
     app = build_app(
         routers,
+        straight={("POST", "/internal/resolve"): internal.resolve, ("POST", "/oauth/token"): oauth.token},
         version=version("coatcheck"),
         new_request_id=lambda: new_id("req", entropy(ID_ENTROPY_BYTES)),
         counters=counters,

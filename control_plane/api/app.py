@@ -1,22 +1,29 @@
 """The HTTP application: one module a kind of caller, errors at one edge, one document that describes it.
 
+What is asked thousands of times a second goes straight to its handler: it reads its own request, and what a framework
+does around it would cost as much as the handler itself. It is a route like the others all the same, in the document and
+for every other method.
+
 Rule: the document is made when it is first asked for, beside the loop. It takes longer than the whole rest of a start.
 """
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from control_plane.api.edge import Edge
-from control_plane.api.errors import install
+from control_plane.api.edge import ROUTE, Edge
+from control_plane.api.errors import answer_to, install
+from control_plane.contract.refusal import RefusedError
 from control_plane.metrics import Counters
+from control_plane.ports import UnreadableRowError
 
 _SECURITY_SCHEMES: Final = {
     "administrator": {"type": "http", "scheme": "bearer", "description": "The administrator's token"},
@@ -32,11 +39,39 @@ _SECURITY: Final[Mapping[str, list[dict[str, list[str]]]]] = {
 """Who may call, by the tag of a router. The checks themselves stand in the handlers."""
 
 
+Handler = Callable[[Request], Awaitable[Response]]
+
+
 def build_app(
-    routers: Sequence[APIRouter], *, version: str, new_request_id: Callable[[], str], counters: Counters
+    routers: Sequence[APIRouter],
+    *,
+    straight: Mapping[tuple[str, str], Handler],
+    version: str,
+    new_request_id: Callable[[], str],
+    counters: Counters,
 ) -> ASGIApp:
-    """The application inside its edge."""
-    return Edge(build_inner_app(routers, version=version), new_request_id=new_request_id, counters=counters)
+    """The application inside its edge. `straight`: by method and path, what the framework is passed by for."""
+    app = _Straight(straight, otherwise=build_inner_app(routers, version=version))
+    return Edge(app, new_request_id=new_request_id, counters=counters)
+
+
+class _Straight:
+    def __init__(self, handlers: Mapping[tuple[str, str], Handler], *, otherwise: ASGIApp) -> None:
+        self._handlers = handlers
+        self._otherwise = otherwise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get((scope["method"], scope["path"]))
+        if handler is None:
+            await self._otherwise(scope, receive, send)
+            return
+        scope[ROUTE] = scope["path"]
+        request = Request(scope, receive)
+        try:
+            response = await handler(request)
+        except (HTTPException, RefusedError, UnreadableRowError) as error:
+            response = answer_to(request, error)
+        await response(scope, receive, send)
 
 
 def build_inner_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:

@@ -24,6 +24,9 @@ MAX_TARGET_BYTES: Final = 8 * 1024
 MAX_BODY_BYTES: Final = 256 * 1024
 MAX_AUDIT_BODY_BYTES: Final = 8 * 1024 * 1024
 
+ROUTE: Final = "coatcheck.route"
+"""Where the scope says which route it was, if the framework was passed by."""
+
 _REFUSAL: Final = REFUSAL_HEADER.lower().encode()
 
 _log = structlog.get_logger("control_plane.access")
@@ -55,7 +58,7 @@ class Edge:
             seconds = time.perf_counter() - began
             self._counters.request(
                 method=scope["method"],
-                route=getattr(scope.get("route"), "path", ""),
+                route=scope[ROUTE] if ROUTE in scope else getattr(scope.get("route"), "path", ""),
                 status=outgoing.status or 0,
                 refusal=outgoing.refusal,
                 seconds=seconds,

@@ -66,32 +66,31 @@ def refusal_of_status(status: int) -> Refusal:
     return _BY_STATUS.get(status, _MALFORMED)
 
 
+def answer_to(request: Request, error: Exception) -> JSONResponse:
+    """What whoever asked hears of the exception."""
+    headers: Mapping[str, str] | None = None
+    match error:
+        case RefusedError():
+            refusal = error.refusal
+        case HTTPException():
+            refusal, headers = refusal_of_status(error.status_code), error.headers
+        case RequestValidationError():
+            refusal = _invalid(error.errors())
+        case UnreadableRowError():
+            refusal = _UNREADABLE
+        case _:
+            refusal = INTERNAL_ERROR
+    return answer(refusal, request_id=request_id(request), headers=headers)
+
+
 def install(app: FastAPI) -> None:
     """Registers the answers of every kind of exception."""
 
-    async def refused(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RefusedError)
-        return answer(error.refusal, request_id=request_id(request))
+    async def answered(request: Request, error: Exception) -> JSONResponse:
+        return answer_to(request, error)
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        return answer(refusal_of_status(error.status_code), request_id=request_id(request), headers=error.headers)
-
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return answer(_invalid(error.errors()), request_id=request_id(request))
-
-    async def unreadable(request: Request, error: Exception) -> JSONResponse:
-        return answer(_UNREADABLE, request_id=request_id(request))
-
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return answer(INTERNAL_ERROR, request_id=request_id(request))
-
-    app.add_exception_handler(RefusedError, refused)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(UnreadableRowError, unreadable)
-    app.add_exception_handler(Exception, unexpected)
+    for kind in (RefusedError, HTTPException, RequestValidationError, UnreadableRowError, Exception):
+        app.add_exception_handler(kind, answered)
 
 
 def request_id(request: Request) -> str:
