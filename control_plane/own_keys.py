@@ -147,7 +147,7 @@ class OwnKeyring:
             raise InvalidSessionTokenError("kid")
         try:
             # The signature here; the claims, each of them, in `check_claims`, by our own clock.
-            signed = jwt.PyJWS().decode_complete(unverified_token, key.private.public_key(), algorithms=[ALGORITHM])
+            signed = _SIGNED.decode_complete(unverified_token, key.private.public_key(), algorithms=[ALGORITHM])
             return _json_object(signed["payload"])
         except (jwt.PyJWTError, ValueError):
             raise InvalidSessionTokenError("signature") from None
@@ -261,6 +261,8 @@ def key_in_use(keys: Sequence[OwnKey], now: float) -> OwnKey:
 def _by_id(keys: Sequence[SigningKey], key_id: str) -> SigningKey | None:
     return next((key for key in keys if key.id == key_id), None)
 
+
+_SIGNED: Final = jwt.PyJWS([ALGORITHM])
 
 KEYS_DO_NOT_OPEN: Final = Refusal(
     RefusalCode.CREDENTIAL_UNAVAILABLE,

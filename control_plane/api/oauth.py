@@ -140,16 +140,18 @@ def _token(pairs: Sequence[tuple[str, str]]) -> str:
     return token
 
 
-def _exchanged(issued: Exchanged) -> JSONResponse:
+def _exchanged(issued: Exchanged) -> Response:
+    out: ExchangeOut | ProxyCredentialOut | DirectOut
     match issued:
         case Issued():
-            return JSONResponse(ExchangeOut.of(issued).model_dump())
+            out = ExchangeOut.of(issued)
         case IssuedProxyCredential():
-            return JSONResponse(ProxyCredentialOut.of(issued).model_dump())
+            out = ProxyCredentialOut.of(issued)
         case IssuedDirect():
-            return JSONResponse(DirectOut.of(issued).model_dump())
+            out = DirectOut.of(issued)
         case _:
             assert_never(issued)
+    return Response(out.model_dump_json(), media_type="application/json")
 
 
 async def _form(request: Request) -> Sequence[tuple[str, str]]:

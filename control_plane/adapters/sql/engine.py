@@ -16,14 +16,14 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 WRITER: Final = "coatcheck_writer"
 """Execution option of a connection that is going to write."""
@@ -70,14 +70,48 @@ class Database:
     log: "Log | None" = None
     is_pooled: bool = False
     """PostgreSQL: there may be a transaction pooler between, so that nothing is prepared."""
+    idle: "Idle" = field(default_factory=lambda: Idle())
 
     async def close(self) -> None:
+        await self.idle.close()
         if self.log is not None:
             await self.log.close()
         for direct in (self.reader, self.writer):
             if direct is not None:
                 direct.dispose()
         await self.engine.dispose()
+
+
+@dataclass(slots=True)
+class Idle:
+    """PostgreSQL: connections that wait for their next transaction. To give one back to the pool and take it out again
+    costs as much as a statement; the pool is asked where none waits, and bounds how many there are."""
+
+    _connections: list[tuple[AsyncConnection, float]] = field(default_factory=list)
+    _asking: int = 0
+
+    async def take(self, engine: AsyncEngine) -> AsyncConnection:
+        while self._connections:
+            connection, since = self._connections.pop()
+            if time.monotonic() - since <= IDLE_SECONDS:
+                return connection
+            await asyncio.shield(connection.close())  # the pool asks whether it is still there
+        self._asking += 1
+        try:
+            return await engine.connect()
+        finally:
+            self._asking -= 1
+
+    async def give(self, connection: AsyncConnection) -> None:
+        """With no transaction open on it. Whoever is cancelled meanwhile leaves it behind in good order."""
+        if self._asking or connection.closed or connection.invalidated:
+            await asyncio.shield(connection.close())  # somebody waits at the pool
+        else:
+            self._connections.append((connection, time.monotonic()))
+
+    async def close(self) -> None:
+        while self._connections:
+            await self._connections.pop()[0].close()
 
 
 class Log:

@@ -120,6 +120,7 @@ class _Postgresql:
     def __init__(self, database: Database) -> None:
         # No transaction but those that are begun here.
         self._engine = database.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._idle = database.idle
         self._prepares = not database.is_pooled
 
     @asynccontextmanager
@@ -134,7 +135,8 @@ class _Postgresql:
 
     @asynccontextmanager
     async def _transaction(self, begin: str, scope: Scope) -> AsyncIterator[OnPostgresql]:
-        async with self._engine.connect() as connection:
+        connection = await self._idle.take(self._engine)
+        try:
             opened = OnPostgresql(connection, prepares=self._prepares)
             try:
                 await opened.command(f"{begin}; {_entering(scope)}")
@@ -143,6 +145,8 @@ class _Postgresql:
             except BaseException as error:
                 await _undo(opened, error)
                 raise
+        finally:
+            await self._idle.give(connection)
 
 
 async def _commit(opened: OnPostgresql) -> None:
