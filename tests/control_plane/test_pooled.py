@@ -154,8 +154,8 @@ async def test_behind_pgbouncer_the_owner_sees_nothing(logins: Logins) -> None:
 
 @pytest.mark.guards(
     "control_plane/adapters/sql/store.py",
-    "set_config(:setting, :tenant, true)",
-    "set_config(:setting, :tenant, false)",
+    "'{TENANT_SETTING}', {text}, true",
+    "'{TENANT_SETTING}', {text}, false",
 )
 async def test_on_one_connection_that_all_tasks_share(logins: Logins) -> None:
     engine = create_async_engine(logins.app, pool_size=1, max_overflow=0, pool_timeout=30)

@@ -1,14 +1,25 @@
 """The whole flow on PostgreSQL: the same control plane, another database URL."""
 
+import asyncio
+from contextlib import suppress
+from uuid import uuid4
+
+import pytest
 from sqlalchemy import text
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql.connections import driver_of
 from control_plane.adapters.sql.engine import open_database
 from control_plane.adapters.sql.migrate import migrate
+from control_plane.adapters.sql.roles import TENANT_ROLE, TENANT_SETTING
 from control_plane.adapters.sql.store import SqlStore
+from control_plane.contract.caller import TenantId
 from control_plane.contract.refusal import RefusalCode, RefusedError
-from control_plane.ports import CrossTenantReason, PlatformScope
+from control_plane.core.records import Tenant
+from control_plane.ports import CrossTenantReason, PlatformScope, TakenError, TenantScope
 from tests.control_plane.conftest import OwnControlPlane
+from tests.control_plane.databases import migrated_by_owner
 from tests.control_plane.postgresql import database_with_two_logins
 from tests.control_plane.serving import PROXY
 from tests.control_plane.workspace import SECRET, Workspace
@@ -89,4 +100,73 @@ async def test_a_replica_serves_on_while_another_one_changes_a_table(server: str
     assert (before, after) == (None, None)
     assert during in (None, RefusalCode.STORE_UNAVAILABLE)
     await owner.close()
+    await app.close()
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/store.py", "            await self._idle.give(connection)\n", "            pass\n"
+)
+async def test_whoever_is_cancelled_at_any_point_of_a_transaction_leaves_no_connection_behind(server: str) -> None:
+    """Neither one that nobody gets any more, nor one with a transaction open on it."""
+    app = open_database((await migrated_by_owner(server)).app)
+    store, scope = SqlStore(app, LocalWake()), PlatformScope(CrossTenantReason.ADMINISTER)
+
+    async def work() -> None:
+        async with store.write(scope) as records:
+            await records.tenants.list()
+            await records.tenants.add(Tenant(TenantId(f"tenant-{uuid4().hex}"), 1.5))
+
+    async def cancelled_after(turns: int) -> None:
+        task = asyncio.create_task(work())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    await work()
+    for turns in range(60):
+        await asyncio.gather(cancelled_after(turns), cancelled_after(turns + 7))
+    await asyncio.gather(*(work() for _ in range(20)))
+
+    pool = app.engine.pool
+    assert isinstance(pool, AsyncAdaptedQueuePool)
+    idle = [connection for connection, _ in app.idle._connections]
+    assert pool.checkedout() == len(idle) > 0
+    for connection in idle:
+        assert not driver_of(connection.sync_connection).is_in_transaction()
+    await app.close()
+
+
+@pytest.mark.guards("control_plane/adapters/sql/store.py", '!= "COMMIT":', '== "never":')
+async def test_a_transaction_in_which_a_statement_failed_is_never_taken_for_committed(server: str) -> None:
+    app = open_database((await migrated_by_owner(server)).app)
+    store, scope = SqlStore(app, LocalWake()), PlatformScope(CrossTenantReason.ADMINISTER)
+    twice = Tenant(TenantId("twice"), 1.5)
+
+    async def careless() -> None:
+        async with store.write(scope) as records:
+            await records.tenants.add(twice)
+            with suppress(TakenError):
+                await records.tenants.add(twice)
+
+    with pytest.raises(RefusedError) as raised:
+        await careless()
+
+    assert raised.value.refusal.code is RefusalCode.STORE_UNAVAILABLE
+    async with store.read(scope) as records:
+        assert await records.tenants.get(twice.id) is None
+    await app.close()
+
+
+@pytest.mark.parametrize("name", ["a'; SELECT set_config('role', 'none', true); --", "a\\'b", "アリス", '"', ""])
+async def test_a_scope_is_what_its_tenants_name_spells_and_nothing_else(server: str, name: str) -> None:
+    app = open_database((await migrated_by_owner(server)).app)
+
+    async with SqlStore(app, LocalWake()).read(TenantScope(TenantId(name))) as records:
+        connection = records.tenants._tx._connection
+        found = await connection.execute(text(f"SELECT current_setting('{TENANT_SETTING}'), current_user"))
+        setting, user = found.all()[0]
+
+    assert (setting, user) == (name, TENANT_ROLE)
     await app.close()

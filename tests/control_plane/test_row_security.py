@@ -230,8 +230,8 @@ async def test_the_platforms_transaction_may_not(database: Database, statement: 
 
 @pytest.mark.guards(
     "control_plane/adapters/sql/store.py",
-    "set_config('role', :role, true), set_config(:setting, :tenant, true)",
-    "set_config('role', :role, false), set_config(:setting, :tenant, false)",
+    "set_config('role', '{role}', true), set_config('{TENANT_SETTING}', {text}, true)",
+    "set_config('role', '{role}', false), set_config('{TENANT_SETTING}', {text}, false)",
 )
 async def test_a_connection_goes_back_as_nobodys(database: Database) -> None:
     """Whoever gets it next, from our pool or from a pooler, begins without role and tenant."""

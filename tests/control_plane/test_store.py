@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from control_plane.adapters.memory.wake import LocalWake
@@ -305,9 +305,9 @@ async def test_a_callers_grants_are_found_by_subject_role_and_client(store: SqlS
     "return true()",
 )
 @pytest.mark.guards(
-    "control_plane/adapters/sql/repositories.py",
-    'build(lambda tenant: tenant == bindparam("scope_tenant"))',
-    "build(lambda tenant: true())",
+    "control_plane/adapters/sql/connections.py",
+    "_tenant_only if for_tenant else _all_tenants",
+    "_all_tenants",
 )
 async def test_a_tenants_scope_sees_nothing_of_another(store: SqlStore) -> None:
     await fill(store, ACME)
@@ -730,7 +730,7 @@ def test_a_new_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.guards(
-    "control_plane/adapters/sql/store.py",
+    "control_plane/adapters/sql/engine.py",
     "deadline = time.monotonic() + WRITER_WAITS_SECONDS",
     "deadline = time.monotonic() + WRITER_WAITS_SECONDS + 3",
 )
@@ -762,14 +762,11 @@ async def test_writers_that_queue_for_a_locked_file_wait_once_not_one_after_anot
 
 @pytest.mark.guards("control_plane/adapters/sql/engine.py", "if not _is_busy(error) or", "if")
 async def test_what_waiting_does_not_mend_is_not_waited_for() -> None:
-    engine = create_engine("sqlite://")
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("BEGIN")
 
-    with engine.connect() as connection:
-        connection.exec_driver_sql("BEGIN")
         with pytest.raises(OperationalError, match="within a transaction"):
             await begin_writing(connection, time.monotonic() + WRITER_WAITS_SECONDS)
-
-    engine.dispose()
 
 
 @pytest.mark.guards("control_plane/adapters/sql/store.py", "self._log.committed()", "pass")
@@ -790,7 +787,7 @@ async def test_the_write_ahead_log_is_brought_home_while_it_serves(tmp_path: Pat
     await database.close()
 
 
-@pytest.mark.guards("control_plane/adapters/sql/repositories.py", "while not running.done():", "while False:")
+@pytest.mark.guards("control_plane/adapters/sql/connections.py", "while not running.done():", "while False:")
 async def test_a_statement_that_takes_long_holds_up_nobody_and_is_waited_for_by_who_is_cancelled(
     tmp_path: Path,
 ) -> None:

@@ -15,15 +15,18 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from control_plane.adapters.sql.connections import as_sqlalchemy_says, driver_of
 
 WRITER: Final = "coatcheck_writer"
 """Execution option of a connection that is going to write."""
@@ -65,7 +68,7 @@ class Database:
     engine: AsyncEngine
     reader: Engine | None
     """SQLite: what reads go through."""
-    writer: Engine | None = None
+    writer: "Writer | None" = None
     """SQLite: what transactions that write go through. The log is to be brought home after them (`Log`)."""
     log: "Log | None" = None
     is_pooled: bool = False
@@ -76,10 +79,62 @@ class Database:
         await self.idle.close()
         if self.log is not None:
             await self.log.close()
-        for direct in (self.reader, self.writer):
-            if direct is not None:
-                direct.dispose()
+        if self.writer is not None:
+            self.writer.close()
+        if self.reader is not None:
+            self.reader.dispose()
         await self.engine.dispose()
+
+
+class Writer:
+    """SQLite: the one connection that writes, kept for it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+        # There is one writer at a time: queueing here costs less than looking again and again.
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Who finds another process writing looks again, and holds nobody up meanwhile. Waiting here and waiting for
+        the database are one wait. Raises `TimeoutError`, or `OperationalError` where it takes too long."""
+        deadline = time.monotonic() + WRITER_WAITS_SECONDS
+        async with asyncio.timeout(WRITER_WAITS_SECONDS):
+            await self._turn.acquire()
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            await begin_writing(driver_of(self._connection), deadline)
+            try:
+                yield self._connection
+                _end(self._connection, "commit")
+            except BaseException:
+                self._undo(self._connection)
+                raise
+        finally:
+            self._turn.release()
+
+    def _undo(self, connection: Connection) -> None:
+        try:
+            _end(connection, "rollback")
+        except DBAPIError:
+            connection.invalidate()
+            connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._engine.dispose()
+
+
+def _end(connection: Connection, how: Literal["commit", "rollback"]) -> None:
+    """SQLAlchemy knows of the transaction where something went through it. Raises `DBAPIError`."""
+    try:
+        getattr(connection if connection.in_transaction() else driver_of(connection), how)()
+    except sqlite3.Error as error:
+        raise as_sqlalchemy_says(error) from error
 
 
 @dataclass(slots=True)
@@ -216,30 +271,26 @@ def _open_sqlite(url: URL) -> Database:
         event.listen(sync_engine, "connect", _preparing(milliseconds))
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     event.listen(reader, "begin", _begin_sqlite)
-    return Database(engine, reader, writer, Log(engine))
+    return Database(engine, reader, Writer(writer), Log(engine))
 
 
-async def begin_writing(connection: Connection, deadline: float) -> None:
-    """SQLite: the one writer at a time. Who finds another process at it looks again, and holds nobody up meanwhile.
-
-    Raises `OperationalError` where it is not done by the deadline (on the monotonic clock).
-    """
+async def begin_writing(driver: sqlite3.Connection, deadline: float) -> None:
+    """Raises `OperationalError` where it is not done by the deadline (on the monotonic clock)."""
     while True:
         try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        except OperationalError as error:
-            connection.rollback()
+            driver.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
             if not _is_busy(error) or time.monotonic() >= deadline:
-                raise
+                raise as_sqlalchemy_says(error) from error
             await asyncio.sleep(LOOKS_AGAIN_SECONDS)
         else:
             return
 
 
-def _is_busy(error: OperationalError) -> bool:
+def _is_busy(error: sqlite3.OperationalError) -> bool:
     """Another process writes. A full disk or a file that is gone does not go away by waiting."""
     # The low byte is the primary code (https://www.sqlite.org/rescode.html).
-    return int(getattr(error.orig, "sqlite_errorcode", 0)) & 0xFF == sqlite3.SQLITE_BUSY
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _make_private_file(path: Path) -> None:

@@ -4,7 +4,6 @@ Rule: a database that does not answer is `store_unavailable`, never "not found".
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
@@ -15,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from control_plane.adapters.sql.connections import OnPostgresql, OnTheLoop, OpenConnection
-from control_plane.adapters.sql.engine import WRITER_WAITS_SECONDS, Database, Log, begin_writing
+from control_plane.adapters.sql.engine import Database, Log, Writer
 from control_plane.adapters.sql.records import SqlRecords
 from control_plane.adapters.sql.repositories import Transaction
 from control_plane.adapters.sql.roles import PLATFORM_ROLE, TENANT_ROLE, TENANT_SETTING
@@ -78,14 +77,12 @@ class SqlStore:
 class _Sqlite:
     """Transactions of SQLite, on the event loop (see `engine`)."""
 
-    def __init__(self, reader: Engine, writer: Engine | None, log: Log | None) -> None:
+    def __init__(self, reader: Engine, writer: Writer | None, log: Log | None) -> None:
         assert writer is not None
         assert log is not None
         self._reader = reader
         self._writer = writer
         self._log = log
-        # There is one writer at a time: queueing here costs less than looking again and again.
-        self._one_writer = asyncio.Lock()
 
     @contextmanager
     def reading(self) -> Iterator[OnTheLoop]:
@@ -94,23 +91,9 @@ class _Sqlite:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[OnTheLoop]:
-        deadline = time.monotonic() + WRITER_WAITS_SECONDS
-        async with self._turn(deadline):
-            with self._writer.connect() as connection:
-                await begin_writing(connection, deadline)
-                yield OnTheLoop(connection)  # what raises is rolled back as the connection goes
-                connection.commit()
+        async with self._writer.transaction() as connection:
+            yield OnTheLoop(connection)
         self._log.committed()
-
-    @asynccontextmanager
-    async def _turn(self, deadline: float) -> AsyncIterator[None]:
-        """One writer at a time. Waiting here and waiting for the database are one wait. Raises `TimeoutError`."""
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            await self._one_writer.acquire()
-        try:
-            yield
-        finally:
-            self._one_writer.release()
 
 
 class _Postgresql:
