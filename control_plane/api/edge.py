@@ -27,6 +27,9 @@ MAX_AUDIT_BODY_BYTES: Final = 8 * 1024 * 1024
 ROUTE: Final = "coatcheck.route"
 """Where the scope says which route it was, if the framework was passed by."""
 
+_OF_COURSE: Final = frozenset({"/healthz", "/readyz", "/metrics", "/internal/injector"})
+"""Asked every few seconds by every probe, scraper and proxy: in the log when something is the matter, or by `debug`."""
+
 _REFUSAL: Final = REFUSAL_HEADER.lower().encode()
 
 _log = structlog.get_logger("control_plane.access")
@@ -63,7 +66,8 @@ class Edge:
                 refusal=outgoing.refusal,
                 seconds=seconds,
             )
-            _log.info(
+            of_course = scope["path"] in _OF_COURSE and (outgoing.status or 500) < 400
+            (_log.debug if of_course else _log.info)(
                 "request",
                 request_id=request_id,
                 method=scope["method"],

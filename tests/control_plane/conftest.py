@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.control_plane.databases import database  # noqa: F401 (a fixture)
+from tests.control_plane.databases import database, empty_postgresql  # noqa: F401 (fixtures)
 from tests.control_plane.postgresql import postgresql
 from tests.control_plane.serving import ControlPlane, control_plane_in
 from tests.control_plane.workspace import Workspace

@@ -96,3 +96,9 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     opened = open_database(await migrated_database(request.param, request, tmp_path))
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def empty_postgresql(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database of its own, for a control plane with keys of its own."""
+    return asyncio.run(new_database("postgresql", request, tmp_path))

@@ -26,9 +26,9 @@ from tests.control_plane.workspace import SECRET, Workspace
 
 
 def test_a_credential_is_granted_exchanged_resolved_rotated_and_revoked(
-    own_control_plane: OwnControlPlane, server: str
+    own_control_plane: OwnControlPlane, empty_postgresql: str
 ) -> None:
-    workspace = Workspace(own_control_plane(database_url=f"{server}postgres"), "acme")
+    workspace = Workspace(own_control_plane(database_url=empty_postgresql), "acme")
     workspace.add_credential()
     grant = workspace.grant(subject="alice", methods=["GET"])
     session = workspace.open_session("alice", roles=["engineers"])
@@ -53,8 +53,10 @@ def test_a_credential_is_granted_exchanged_resolved_rotated_and_revoked(
     ]
 
 
-def test_odd_texts_are_refused_or_stored_and_never_break_it(own_control_plane: OwnControlPlane, server: str) -> None:
-    plane = own_control_plane(database_url=f"{server}postgres")
+def test_odd_texts_are_refused_or_stored_and_never_break_it(
+    own_control_plane: OwnControlPlane, empty_postgresql: str
+) -> None:
+    plane = own_control_plane(database_url=empty_postgresql)
     workspace = Workspace(plane, "odd")
     workspace.add_credential()
 
@@ -166,7 +168,7 @@ async def test_a_scope_is_what_its_tenants_name_spells_and_nothing_else(server: 
     async with SqlStore(app, LocalWake()).read(TenantScope(TenantId(name))) as records:
         connection = records.tenants._tx._connection
         found = await connection.execute(text(f"SELECT current_setting('{TENANT_SETTING}'), current_user"))
-        setting, user = found.all()[0]
+        rows = [tuple(row) for row in found]
 
-    assert (setting, user) == (name, TENANT_ROLE)
+    assert rows == [(name, TENANT_ROLE)]
     await app.close()

@@ -64,9 +64,9 @@ def relay(server: str) -> Iterator[Relay]:
 @pytest.mark.guards("control_plane/adapters/sql/store.py", "asyncio.timeout(READ_SECONDS)", "asyncio.timeout(None)")
 @pytest.mark.guards("control_plane/adapters/sql/store.py", "asyncio.timeout(WRITE_SECONDS)", "asyncio.timeout(None)")
 def test_a_database_that_says_nothing_is_unavailable_and_then_there_again(
-    own_control_plane: OwnControlPlane, server: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
+    own_control_plane: OwnControlPlane, empty_postgresql: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    through = make_url(server + "postgres").set(port=relay.port).render_as_string(hide_password=False)
+    through = make_url(empty_postgresql).set(port=relay.port).render_as_string(hide_password=False)
     plane = own_control_plane(database_url=through)
     workspace = Workspace(plane, "silent")
     workspace.add_credential()
