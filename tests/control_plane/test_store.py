@@ -848,6 +848,6 @@ async def test_a_suspended_token_is_itself_in_all_else(store: SqlStore) -> None:
         await records.tokens.suspend(token().id, 77.5)
 
     async with store.read(PLATFORM) as records:
-        facts = await records.hot.token_facts(token().sha256)
+        facts = (await records.hot.token_facts([token().sha256])).get(token().sha256)
     assert facts is not None
     assert facts.token == token(suspended_until=77.5)
