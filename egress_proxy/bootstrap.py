@@ -32,7 +32,7 @@ from egress_proxy.core.proofs import Accepted
 from egress_proxy.core.view import AskQuota
 from egress_proxy.hardening import forbid_core_dumps, keep_files_private
 from egress_proxy.leaks import LeakWatch
-from egress_proxy.load import Loads, client_limit
+from egress_proxy.load import Loads, client_limit, tenant_connection_limit
 from egress_proxy.logs import log_loop_errors, log_to_stderr
 from egress_proxy.metrics import Counters, Gauges, render_metrics
 from egress_proxy.names import SystemNames
@@ -199,6 +199,7 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         client, cache, counters, on_revoked=lambda event: server.cut_revoked(event), on_missed=lambda: server.recheck()
     )
     quota_link = QuotaLink(cache.quotas, client.quota, monotonic=loop.time)
+    clients = client_limit(settings.client_connections)
     services = Services(
         loop=loop,
         turn=turn,
@@ -213,8 +214,11 @@ async def worker(settings: Settings, sockets: Sockets) -> AsyncIterator[tuple[Se
         clock=time.time,
         proxy_id=settings.client_id,
         leaks=LeakWatch(suspend=cache.suspend),
-        loads=Loads(requests_per_tenant=settings.tenant_requests),
-        client_limit=client_limit(settings.client_connections),
+        loads=Loads(
+            requests_per_tenant=settings.tenant_requests,
+            connections_per_tenant=tenant_connection_limit(settings.tenant_connections, clients=clients),
+        ),
+        client_limit=clients,
         quotas=cache.quotas,
         timeouts=Timeouts(
             header=settings.header_timeout_seconds,

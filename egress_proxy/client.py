@@ -46,7 +46,7 @@ from egress_proxy.core.http1 import (
 from egress_proxy.core.plan import Plan
 from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, presented_certificate
 from egress_proxy.exchange import Exchange
-from egress_proxy.load import OVERLOADED, Load
+from egress_proxy.load import OVERLOADED, TOO_MANY_CONNECTIONS, Load
 from egress_proxy.logs import place_of
 from egress_proxy.outlet import Outlet
 from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, read_preamble
@@ -123,6 +123,7 @@ class ClientConnection(asyncio.Protocol):
         "_spare",
         "_stage",
         "_task",
+        "_tenancy",
         "_tls",
         "_tunnel_context",
         "_unopened",
@@ -162,6 +163,8 @@ class ClientConnection(asyncio.Protocol):
         self._prepared: _Prepared | None = None
         self._load: Load | None = None
         """What the exchange under way is counted in."""
+        self._tenancy: Load | None = None
+        """What the connection itself is counted in, once it is known whose it is."""
         self._spare: Exchange | None = None
         """The last exchange, where the next one may be the same object."""
         self._has_partial_head = False
@@ -200,6 +203,7 @@ class ClientConnection(asyncio.Protocol):
         self.write = outlet.write
         self._since = self.services.loop.time()
         self.services.clients.add(self)
+        self.services.unproven[self] = None
         self.services.counters.connections += 1
         if self._listener_context is not None:
             self._listener_tls = self._out = TlsLayer(
@@ -215,7 +219,7 @@ class ClientConnection(asyncio.Protocol):
             self.write = self._listener_tls.write
         if len(self.services.clients) > self.services.client_limit:
             self.services.counters.connections_refused += 1
-            transport.abort()
+            self.services.make_room()
         if self.services.is_draining:
             transport.abort()
 
@@ -237,6 +241,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.write = _nothing_more
         self.services.client_closed(self)
+        if self._tenancy is not None:
+            self._tenancy.connections -= 1
+            self._tenancy = None
         self._drop_work()
 
     def pause_writing(self) -> None:
@@ -694,6 +701,10 @@ class ClientConnection(asyncio.Protocol):
                 forward=forward,
             )
             return
+        if self._tenancy is not prepared.load and not self._belongs_to(prepared.load):
+            services.upstreams.give_back(upstream)
+            self._refuse(TOO_MANY_CONNECTIONS, forward=forward, close=True)
+            return
         if prepared.load.is_full:
             services.upstreams.give_back(upstream)
             self._refuse(OVERLOADED, forward=forward)
@@ -734,7 +745,23 @@ class ClientConnection(asyncio.Protocol):
         if len(self._held) <= MAX_HELD_BYTES:
             self.resume_reading()
 
+    def _belongs_to(self, load: Load) -> bool:
+        """Count the connection for whom it comes. False: there are too many of theirs."""
+        if self._tenancy is load:
+            return True
+        if load.connections >= load.connection_limit:
+            return False
+        if self._tenancy is not None:
+            self._tenancy.connections -= 1
+        self._tenancy = load
+        load.connections += 1
+        self.services.unproven.pop(self, None)
+        return True
+
     def _open_tunnel(self, tunnel: Tunnel, context: ssl.SSLContext | None) -> None:
+        if not self._belongs_to(self.services.loads.of(tunnel.caller.tenant)):
+            self._refuse(TOO_MANY_CONNECTIONS, close=True)
+            return
         self.services.counters.tunnels += 1
         self.write(TUNNEL_OPEN)
         proof = tunnel.proof

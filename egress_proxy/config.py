@@ -126,6 +126,8 @@ class Settings(BaseSettings):
     """For an exchange in all, however busy it is."""
     client_connections: Annotated[int, Field(ge=1)] | None = None
     """How many a worker takes at once; left out: as many as its file descriptors are enough for."""
+    tenant_connections: Annotated[int, Field(ge=1)] | None = None
+    """How many of these one tenant may have; left out: half of them."""
     tenant_requests: Annotated[int, Field(ge=1)] = 1024
     """How many requests one tenant may have under way at a worker."""
     pool_connections_per_key: Annotated[int, Field(ge=0)] = 256

@@ -1,8 +1,9 @@
-"""How much is under way: client connections in all, and requests of each tenant.
+"""How much is under way: client connections in all and of each tenant, and requests of each tenant.
 
 Rule: a limit refuses before any work is done (`overloaded`, with Retry-After), and what one tenant has under way is
-counted for that tenant alone, so that none can take the others' share. Descriptors are the hard limit: each connection
-may need two, so a worker takes no more clients than it can also serve.
+counted for that tenant alone, so that none can take the others' share. Whoever has not proven yet for whom they come
+makes room for those who come after them, the first first: nobody shuts the door by standing in it. Descriptors are the
+hard limit: each connection may need two, so a worker takes no more clients than it can also serve.
 """
 
 import resource
@@ -21,15 +22,24 @@ OVERLOADED: Final = Refusal(
     retry_after_seconds=1,
 )
 
+TOO_MANY_CONNECTIONS: Final = Refusal(
+    RefusalCode.OVERLOADED,
+    "The tenant has as many connections to this proxy as it may have.",
+    "Use connections again, or close them; the operator's limit is COATCHECK_PROXY_TENANT_CONNECTIONS.",
+    retry_after_seconds=1,
+)
+
 
 class Load:
-    """One tenant's requests under way."""
+    """One tenant's requests under way, and its connections."""
 
-    __slots__ = ("__weakref__", "count", "limit")
+    __slots__ = ("__weakref__", "connection_limit", "connections", "count", "limit")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, connection_limit: int) -> None:
         self.count = 0
         self.limit = limit
+        self.connections = 0
+        self.connection_limit = connection_limit
 
     @property
     def is_full(self) -> bool:
@@ -37,15 +47,16 @@ class Load:
 
 
 class Loads:
-    def __init__(self, *, requests_per_tenant: int) -> None:
+    def __init__(self, *, requests_per_tenant: int, connections_per_tenant: int) -> None:
         self._limit = requests_per_tenant
+        self._connection_limit = connections_per_tenant
         self._loads: WeakValueDictionary[str, Load] = WeakValueDictionary()
 
     def of(self, tenant: str) -> Load:
         """The same for as long as anybody holds it."""
         load = self._loads.get(tenant)
         if load is None:
-            load = self._loads[tenant] = Load(self._limit)
+            load = self._loads[tenant] = Load(self._limit, self._connection_limit)
         return load
 
 
@@ -59,3 +70,8 @@ def client_limit(wanted: int | None) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     most = max(1, (hard - DESCRIPTORS_ELSEWHERE) // DESCRIPTORS_PER_CLIENT)
     return most if wanted is None else min(wanted, most)
+
+
+def tenant_connection_limit(wanted: int | None, *, clients: int) -> int:
+    """How many of them one tenant may have: left to us, half, so that one tenant never has them all."""
+    return min(wanted, clients) if wanted is not None else max(1, clients // 2)

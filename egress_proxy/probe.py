@@ -99,7 +99,7 @@ async def swap_once(leaf_contexts: LeafContexts, loop: asyncio.AbstractEventLoop
         clock=lambda: 0.0,
         proxy_id="probe",
         leaks=LeakWatch(suspend=lambda _placeholder, _seconds: None),
-        loads=Loads(requests_per_tenant=1),
+        loads=Loads(requests_per_tenant=1, connections_per_tenant=1),
         client_limit=1,
         quotas=Quotas(),
     )

@@ -91,6 +91,8 @@ class Services:
     """By what callers may be proven at the listeners of a mode; where it says nothing, by a proxy credential."""
     request_ids: RequestIds = field(default_factory=RequestIds)
     clients: "set[ClientConnection]" = field(default_factory=set)
+    unproven: "dict[ClientConnection, None]" = field(default_factory=dict)
+    """Those of them that have not proven yet for whom they come, in the order of their coming."""
     is_draining: bool = False
     all_gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while draining, once the last client connection is closed."""
@@ -100,7 +102,14 @@ class Services:
         """Those under way now."""
         return [client.exchange for client in self.clients if client.exchange is not None]
 
+    def make_room(self) -> None:
+        """End the first connection that came and has proven nothing; at last, the one that came just now."""
+        first = next(iter(self.unproven))
+        self.client_closed(first)  # it counts no longer, although its transport has yet to hear of it
+        first.abort()
+
     def client_closed(self, client: "ClientConnection") -> None:
         self.clients.discard(client)
+        self.unproven.pop(client, None)
         if self.is_draining and not self.clients:
             self.all_gone.set()

@@ -255,7 +255,7 @@ def _services(loop: asyncio.AbstractEventLoop, turn: Turn, world: World, pool: D
         proxy_id="proxy",
         quotas=Quotas(),
         leaks=LeakWatch(suspend=lambda _placeholder, _seconds: None),
-        loads=Loads(requests_per_tenant=1000),
+        loads=Loads(requests_per_tenant=1000, connections_per_tenant=1000),
         client_limit=1000,
     )
 
