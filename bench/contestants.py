@@ -1,8 +1,8 @@
-"""The programs measured, each started pinned to the proxy's core, each doing the same work: one key to one origin.
+"""What is measured, and this proxy as one of it. Each contestant is started pinned to the proxy's core.
 
-nginx forwards the key it is given (a plain reverse proxy: the floor of what forwarding costs). mitmproxy swaps a
-placeholder header in an addon, and this proxy swaps as it always does; both are given a placeholder. Reverse mode is
-measured with clear text on both sides, and with TLS to the origin, which is how it runs; forward mode has TLS on both.
+Rule: all do the same work. Each is given a placeholder and swaps it for the same key to the same origin (`peers`: nginx
+by a map, haproxy by a rule, Envoy in Lua, mitmproxy by an addon), each with one process or thread, each with its
+upstream connections kept and its upstream's certificate verified.
 
 The control plane, which only this proxy has, runs on the load's core with the lowest priority: in production it is
 another machine, and it must not be what slows the load down. What the proxy does for it (audit events, batches) counts.
@@ -10,48 +10,101 @@ another machine, and it must not be what slows the load down. What the proxy doe
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import trustme
 
 from bench.load import Plan
-from bench.origin import nginx_command, nginx_preamble, start_origin
+from bench.origin import start_origin
+from bench.stream import start_events
 from tests.support.api import Ticket
 from tests.support.processes import Deployment, Proxy, Workspace, free_port, private_file, start_deployment
 from tests.support.raw_client import proxy_authorization
 
 PROXY_CORE: Final = 0
 LOAD_CORE: Final = 1
-CLEAR_ROUTE: Final = "clear"
-TLS_ROUTE: Final = "tls"
 START_SECONDS: Final = 30.0
+
+REVERSE: Final = "reverse"
+TO_TLS: Final = "reverse to TLS"
+TLS: Final = "TLS"
+FORWARD_TLS: Final = "forward TLS"
+EVENTS: Final = "events"
 
 HEADERS: Final = (
     "Accept: application/json\r\nUser-Agent: bench/1\r\nContent-Type: application/json\r\nX-Stainless-Lang: python\r\n"
     "X-Stainless-Package-Version: 1.0\r\nX-Stainless-OS: Linux\r\nX-Stainless-Arch: x64\r\n"
     "X-Stainless-Runtime: CPython\r\nanthropic-version: 2023-06-01\r\n"
 )
-"""About what an SDK sends."""
+"""About what an SDK sends; eleven fields with `Host` and `Authorization`."""
+POST_HEADERS: Final = (
+    "Accept-Encoding: gzip, deflate\r\nX-Stainless-Runtime-Version: 3.11.7\r\nX-Stainless-Async: false\r\n"
+    "X-Stainless-Retry-Count: 0\r\nX-Stainless-Read-Timeout: 600\r\n"
+)
+"""With these and `Content-Length` they are seventeen."""
+MESSAGES_PATH: Final = "/v1/messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way through a contestant."""
+
+    port: int
+    key: str
+    """What stands in `Authorization`: a placeholder, or the key itself where there is no proxy."""
+    watch_pids: list[int] = field(default_factory=list)
+    prefix: str = ""
+    host: str = "localhost"
+    proof: str = ""
+    """One more header line."""
+    connect: str | None = None
+    server_name: str | None = None
+    ca_file: str | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        return self.server_name is None
+
+    def get(self, path: str = MESSAGES_PATH, *, more: str = "", is_bare: bool = False) -> Plan:
+        """`is_bare`: without a placeholder."""
+        return self._plan("GET", path, f"{HEADERS}{more}", 0, is_bare=is_bare)
+
+    def post(self, body_bytes: int, *, more: str = "") -> Plan:
+        fields = f"{HEADERS}{POST_HEADERS}Content-Length: {body_bytes}\r\n{more}"
+        return self._plan("POST", MESSAGES_PATH, fields, body_bytes)
+
+    def _plan(self, method: str, path: str, fields: str, body_bytes: int, *, is_bare: bool = False) -> Plan:
+        authorization = "" if is_bare else f"Authorization: Bearer {self.key}\r\n"
+        head = f"{method} {self.prefix}{path} HTTP/1.1\r\nHost: {self.host}\r\n{authorization}{self.proof}{fields}\r\n"
+        return Plan(
+            "127.0.0.1", self.port, head, body_bytes, connect=self.connect, server_name=self.server_name,
+            ca_file=self.ca_file, watch_pids=self.watch_pids,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    name: str
+    ways: dict[str, Way]
+    """By the names above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `watch` are the proxy's processes."""
+    """One line of the table."""
 
     name: str
     group: str
     plan: Plan
     wrk: bool = False
-    """Whether wrk can drive it too: clear text, no CONNECT."""
+    """Whether wrk can drive it too: clear text, no CONNECT, no body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +113,16 @@ class Origin:
     key: str
     clear_port: int
     tls_port: int
+    events_port: int
 
     @property
     def ca_file(self) -> Path:
         return self.folder / "upstream-ca.pem"
+
+    @property
+    def pem_file(self) -> Path:
+        """A certificate for localhost, and its key: the origin's, and that of the contestants' TLS listeners."""
+        return self.folder / "origin.pem"
 
 
 def pin(pid: int, core: int, policy: int = os.SCHED_OTHER) -> None:
@@ -84,153 +143,99 @@ def pin_to_load_core(pid: int) -> None:
 
 def open_origin(stack: ExitStack, folder: Path, ca: trustme.CA) -> Origin:
     certificate = ca.issue_cert("localhost", "127.0.0.1")
-    private_file(folder / "origin.pem", certificate.private_key_and_cert_chain_pem.bytes().decode())
-    origin = Origin(folder, f"sk-{secrets.token_urlsafe(36)}", free_port(), free_port())
-    process = start_origin(folder, key=origin.key, clear_port=origin.clear_port, tls_port=origin.tls_port)
-    stack.callback(_end, process)
-    _wait_for_ports(process, [origin.clear_port, origin.tls_port])
+    key = f"sk-{secrets.token_urlsafe(36)}"
+    origin = Origin(folder, key, free_port(), free_port(), free_port())
+    private_file(origin.pem_file, certificate.private_key_and_cert_chain_pem.bytes().decode())
+    process = start_origin(folder, key=key, clear_port=origin.clear_port, tls_port=origin.tls_port)
+    events = start_events(key=key, port=origin.events_port)
+    for started in (process, events):
+        stack.callback(end, started)
+    wait_for_ports(process, [origin.clear_port, origin.tls_port])
+    wait_for_ports(events, [origin.events_port])
     pin_to_load_core(process.pid)
+    pin(events.pid, LOAD_CORE)
     return origin
 
 
-def direct(origin: Origin) -> list[Row]:
+def direct(origin: Origin) -> Contestant:
     """No proxy: what the load and the origin can do together."""
-    request = _request("/v1/messages", "localhost", origin.key)
-    clear = Plan("127.0.0.1", origin.clear_port, request, 0, 0, 0)
-    tls = Plan("127.0.0.1", origin.tls_port, request, 0, 0, 0, server_name="localhost", ca_file=str(origin.ca_file))
-    return [Row("direct, clear", "reverse", clear, wrk=True), Row("direct, TLS", "forward TLS", tls)]
-
-
-def nginx(stack: ExitStack, origin: Origin) -> list[Row] | None:
-    """None when nginx is not installed."""
-    command = nginx_command()
-    if command is None:
-        return None
-    folder, port, to_tls_port = origin.folder, free_port(), free_port()
-    configuration = private_file(folder / "nginx.conf", _nginx_reverse(origin, port, to_tls_port))
-    process = subprocess.Popen([command, "-p", str(folder), "-c", str(configuration)], stderr=subprocess.DEVNULL)
-    stack.callback(_end, process)
-    _wait_for_ports(process, [port, to_tls_port])
-    pin(process.pid, PROXY_CORE)
-    plan = Plan("127.0.0.1", port, _request("/v1/messages", "localhost", origin.key), 0, 0, 0, watch_pids=[process.pid])
-    return [
-        Row("nginx, reverse", "reverse", plan, wrk=True),
-        Row("nginx, reverse to TLS", "reverse to TLS", replace(plan, port=to_tls_port), wrk=True),
-    ]
-
-
-def mitmproxy(stack: ExitStack, origin: Origin) -> list[Row] | None:
-    """None when mitmproxy is not installed, neither in `.venv-bench` nor on the PATH."""
-    beside = Path(sys.executable).parents[2] / ".venv-bench" / "bin" / "mitmdump"
-    command = str(beside) if beside.exists() else shutil.which("mitmdump")
-    if command is None:
-        return None
-    folder, reverse_port, forward_port = origin.folder, free_port(), free_port()
-    placeholder = "mitm-placeholder"
-    addon = private_file(folder / "swap.py", _addon(placeholder, origin.key))
-    options = {
-        "confdir": folder / "mitmproxy",
-        "ssl_verify_upstream_trusted_ca": origin.ca_file,
-        "http2": "false",
-        "flow_detail": 0,
-    }
-    process = subprocess.Popen(
-        [command, "-q", "-s", str(addon), "--listen-host", "127.0.0.1",
-         "--mode", f"reverse:http://localhost:{origin.clear_port}@{reverse_port}", "--mode", f"regular@{forward_port}",
-         *(part for name, value in options.items() for part in ("--set", f"{name}={value}"))],
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    stack.callback(_end, process)
-    _wait_for_ports(process, [reverse_port, forward_port])
-    pin(process.pid, PROXY_CORE)
-    request = _request("/v1/messages", f"localhost:{origin.tls_port}", placeholder)
-    reverse = Plan("127.0.0.1", reverse_port, request, 0, 0, 0, watch_pids=[process.pid])
-    forward = Plan(
-        "127.0.0.1", forward_port, request, 0, 0, 0, connect=_connect(origin, b""), server_name="localhost",
-        ca_file=str(folder / "mitmproxy" / "mitmproxy-ca-cert.pem"), watch_pids=[process.pid],
-    )  # fmt: skip
-    return [
-        Row("mitmproxy, reverse", "reverse", reverse, wrk=True),
-        Row("mitmproxy, forward TLS", "forward TLS", forward),
-    ]
+    name, ca_file = "localhost", str(origin.ca_file)
+    return Contestant(
+        "direct",
+        {
+            REVERSE: Way(origin.clear_port, origin.key),
+            FORWARD_TLS: Way(origin.tls_port, origin.key, server_name=name, ca_file=ca_file),
+            EVENTS: Way(origin.events_port, origin.key),
+        },
+    )
 
 
 def start_this_proxy(stack: ExitStack, folder: Path) -> Deployment:
     # The load leaves the control plane little time, so that events pile up as they would in an outage of minutes.
-    deployment = start_deployment(folder, log_level="info", proxy_settings={"AUDIT_SPOOL_EVENTS": "4000000"})
+    deployment = start_deployment(folder, log_level="info", proxy_settings={"AUDIT_SPOOL_EVENTS": SPOOL_EVENTS})
     stack.callback(deployment.stop)
     for pid in deployment.control_plane.pids():
         pin(pid, LOAD_CORE, os.SCHED_IDLE)
-    for pid in deployment.proxy.served.pids():
-        pin(pid, PROXY_CORE)
     return deployment
 
 
-def this_proxy(deployment: Deployment, origin: Origin) -> list[Row]:
-    """Reverse mode, and forward mode with TLS on both sides."""
-    workspace: Workspace = deployment.workspace()
-    workspace.credential(CLEAR_ROUTE, url=f"http://localhost:{origin.clear_port}", secret=origin.key)
-    workspace.credential(TLS_ROUTE, url=f"https://localhost:{origin.tls_port}", secret=origin.key)
-    clear, tls = workspace.ticket(CLEAR_ROUTE), workspace.ticket(TLS_ROUTE)
-    proxy, watched = deployment.proxy, deployment.proxy.served.pids()
-    inside = _request("/v1/messages", f"localhost:{origin.tls_port}", tls.placeholder)
-    forward = Plan(
-        "127.0.0.1", proxy.forward_port, inside, 0, 0, 0,
-        connect=_connect(origin, proxy_authorization(tls.proxy_credential)), server_name="localhost",
-        ca_file=str(deployment.ca_file), watch_pids=watched,
-    )  # fmt: skip
-    return [
-        Row("this proxy, reverse", "reverse", _reverse(proxy, clear, CLEAR_ROUTE, watched), wrk=True),
-        Row("this proxy, reverse to TLS", "reverse to TLS", _reverse(proxy, tls, TLS_ROUTE, watched), wrk=True),
-        Row("this proxy, forward TLS", "forward TLS", forward),
-    ]
+SPOOL_EVENTS: Final = "4000000"
 
 
-def _reverse(proxy: Proxy, ticket: Ticket, route: str, watched: list[int]) -> Plan:
-    proof = f"Proxy-Authorization: Bearer {ticket.proxy_credential}\r\n"
-    request = _request(f"/{route}/v1/messages", f"127.0.0.1:{proxy.reverse_port}", ticket.placeholder, proof)
-    return Plan("127.0.0.1", proxy.reverse_port, request, 0, 0, 0, watch_pids=watched)
-
-
-def _request(path: str, host: str, key: str, more: str = "") -> str:
-    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n{more}{HEADERS}\r\n"
-
-
-def _connect(origin: Origin, proof: bytes) -> str:
-    authority = f"localhost:{origin.tls_port}"
-    return f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proof.decode()}\r\n"
-
-
-def _nginx_reverse(origin: Origin, port: int, to_tls_port: int) -> str:
-    def server(listen: int, scheme: str, at: int, more: str = "") -> str:
-        return (
-            f"  upstream {scheme}_origin {{ server 127.0.0.1:{at}; keepalive 256; keepalive_requests 100000000; }}\n"
-            f"  server {{\n    listen 127.0.0.1:{listen};\n    location / {{\n"
-            f"      proxy_pass {scheme}://{scheme}_origin;\n      proxy_http_version 1.1;\n"
-            f'      proxy_set_header Connection "";\n      proxy_set_header Host localhost;\n{more}    }}\n  }}\n'
+def this_proxy(deployment: Deployment, proxy: Proxy, tls_proxy: Proxy, origin: Origin) -> Contestant:
+    """`tls_proxy` is one whose listeners speak TLS."""
+    workspace = deployment.workspace()
+    clear, to_tls, events = (
+        granted(workspace, name, url, origin)
+        for name, url in (
+            ("clear", f"http://localhost:{origin.clear_port}"),
+            ("tls", f"https://localhost:{origin.tls_port}"),
+            ("events", f"http://localhost:{origin.events_port}"),
         )
-
-    verified = (
-        "      proxy_ssl_verify on;\n      proxy_ssl_name localhost;\n"
-        f"      proxy_ssl_trusted_certificate {origin.ca_file};\n"
     )
-    return (
-        nginx_preamble(origin.folder, "nginx")
-        + server(port, "http", origin.clear_port)
-        + server(to_tls_port, "https", origin.tls_port, verified)
-        + "}\n"
+    for process in (proxy, tls_proxy):
+        for pid in process.served.pids():
+            pin(pid, PROXY_CORE)
+    authority = f"localhost:{origin.tls_port}"
+    proof = proxy_authorization(to_tls.proxy_credential).decode()
+    forward = Way(
+        proxy.forward_port, to_tls.placeholder, proxy.served.pids(), host=authority, server_name="localhost",
+        connect=f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proof}\r\n", ca_file=str(deployment.ca_file),
+    )  # fmt: skip
+    return Contestant(
+        "this proxy",
+        {
+            REVERSE: reverse_way(proxy, clear, "clear"),
+            TO_TLS: reverse_way(proxy, to_tls, "tls"),
+            TLS: reverse_way(tls_proxy, to_tls, "tls", ca_file=origin.ca_file),
+            FORWARD_TLS: forward,
+            EVENTS: reverse_way(proxy, events, "events"),
+        },
     )
 
 
-def _addon(placeholder: str, key: str) -> str:
-    return (
-        "def request(flow):\n"
-        f"    if flow.request.headers.get('authorization') == 'Bearer {placeholder}':\n"
-        f"        flow.request.headers['authorization'] = 'Bearer {key}'\n"
+def granted(workspace: Workspace, name: str, url: str, origin: Origin) -> Ticket:
+    """The key as a credential for this URL, and a placeholder of it."""
+    workspace.credential(name, url=url, secret=origin.key)
+    return workspace.ticket(name)
+
+
+def reverse_way(proxy: Proxy, ticket: Ticket, route: str, *, ca_file: Path | None = None) -> Way:
+    return Way(
+        proxy.reverse_port, ticket.placeholder, proxy.served.pids(), prefix=f"/{route}",
+        host=f"localhost:{proxy.reverse_port}", proof=f"Proxy-Authorization: Bearer {ticket.proxy_credential}\r\n",
+        server_name="localhost" if ca_file else None, ca_file=str(ca_file) if ca_file else None,
+    )  # fmt: skip
+
+
+def start_tls_proxy(deployment: Deployment, origin: Origin) -> Proxy:
+    pem = str(origin.pem_file)
+    return deployment.start_proxy(
+        LISTENER_TLS_CERT_FILE=pem, LISTENER_TLS_KEY_FILE=pem, AUDIT_SPOOL_EVENTS=SPOOL_EVENTS
     )
 
 
-def _wait_for_ports(process: "subprocess.Popen[bytes]", ports: Sequence[int]) -> None:
+def wait_for_ports(process: "subprocess.Popen[bytes]", ports: Sequence[int]) -> None:
     deadline = time.monotonic() + START_SECONDS
     for port in ports:
         while True:
@@ -243,10 +248,10 @@ def _wait_for_ports(process: "subprocess.Popen[bytes]", ports: Sequence[int]) ->
                 time.sleep(0.05)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -300,9 +300,13 @@ def measured(stand: Stand, placeholders: int, what: str, request: str, goal: flo
 
 
 def _drive(stand: Stand, request: str, seconds: float) -> Measured:
-    plan = Plan("127.0.0.1", stand.port, request, CONNECTIONS, WARM_UP_SECONDS, seconds, watch_pids=[stand.served.pid])
+    plan = Plan(
+        "127.0.0.1", stand.port, request, connections=CONNECTIONS, warm_up_seconds=WARM_UP_SECONDS, seconds=seconds,
+        watch_pids=[stand.served.pid],
+    )  # fmt: skip
     done = subprocess.run(
-        ["taskset", "-c", str(LOAD_CORE), sys.executable, "-m", "bench.load", json.dumps(asdict(plan))],
+        ["taskset", "-c", str(LOAD_CORE), sys.executable, "-m", "bench.load"],
+        input=json.dumps(asdict(plan)),
         stdout=subprocess.PIPE,
         check=True,
         text=True,

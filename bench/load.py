@@ -1,7 +1,7 @@
 """The load generator: one closed loop per connection, the next request as soon as the reply is whole.
 
 The same one drives every row, so that ratios compare proxies and not generators. Runs as a process of its own, pinned
-to the core the proxy does not have: `python -m bench.load '<Plan as JSON>'` prints one `Measured` as JSON.
+to the core the proxy does not have: `python -m bench.load` reads one `Plan` as JSON and prints one `Measured`.
 
 Rule: only a whole 200 counts, and the origin answers 200 to nothing but the real key. One other answer, one broken
 connection, and the run fails: a fast refusal must never look like a fast swap.
@@ -26,6 +26,7 @@ from pathlib import Path
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 ACCEPTED = b"HTTP/1.1 200"
 READ_BYTES = 65536
+FIRST_REPLY_SECONDS = 30.0
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -36,10 +37,12 @@ class Plan:
     host: str
     port: int
     request: str
-    """One whole request without body, Latin-1."""
-    connections: int
-    warm_up_seconds: float
-    seconds: float
+    """One whole head, Latin-1."""
+    body_bytes: int = 0
+    """The body that the head announces; it is made here."""
+    connections: int = 0
+    warm_up_seconds: float = 0.0
+    seconds: float = 0.0
     connect: str | None = None
     """A whole CONNECT request, when the first hop is a forward proxy."""
     server_name: str | None = None
@@ -72,10 +75,21 @@ class Lane:
         self._request = request
         self._pending = b""
         self._sent_at = 0
+        self.unsent = 0
+        """How many of the request's last bytes the socket has not taken yet."""
 
     def send(self) -> None:
         self._sent_at = time.perf_counter_ns()
-        self.sock.send(self._request)
+        self.unsent = len(self._request)
+        self.send_on()
+
+    def send_on(self) -> None:
+        """As much as the socket takes."""
+        while self.unsent:
+            try:
+                self.unsent -= self.sock.send(memoryview(self._request)[-self.unsent :])
+            except (ssl.SSLWantWriteError, BlockingIOError):
+                return
 
     def receive(self, buffer: memoryview) -> int:
         """Nanoseconds from request to whole reply, the next request sent; 0 while the reply is not whole."""
@@ -97,20 +111,30 @@ class Lane:
         return taken
 
 
+def prove(plan: Plan) -> None:
+    """One request, however long its first reply takes. Raises `NotARunToCountError`."""
+    lane = _open(plan, _context(plan))
+    with lane.sock:
+        lane.sock.settimeout(FIRST_REPLY_SECONDS)
+        lane.send()
+        while not lane.receive(memoryview(bytearray(READ_BYTES))):
+            pass
+
+
 def measure(plan: Plan) -> Measured:
     """Raises `NotARunToCountError`."""
-    context = ssl.create_default_context(cafile=plan.ca_file) if plan.server_name else None
+    context = _context(plan)
     lanes = {lane.sock.fileno(): lane for lane in (_open(plan, context) for _ in range(plan.connections))}
     poll = select.epoll()
     for descriptor, lane in lanes.items():
-        poll.register(descriptor, select.EPOLLIN)
         lane.send()
+        poll.register(descriptor, _awaited(lane))
     _drive(poll, lanes, plan.warm_up_seconds)
     gc.collect()
     gc.disable()
-    before, started = _cpu_seconds(plan.watch_pids), time.perf_counter()
+    before, started = cpu_seconds(plan.watch_pids), time.perf_counter()
     nanoseconds = _drive(poll, lanes, plan.seconds)
-    elapsed, used = time.perf_counter() - started, _cpu_seconds(plan.watch_pids) - before
+    elapsed, used = time.perf_counter() - started, cpu_seconds(plan.watch_pids) - before
     if not nanoseconds:
         raise NotARunToCountError("no reply at all")
     return _summary(nanoseconds, elapsed, used)
@@ -121,10 +145,24 @@ def _drive(poll: select.epoll, lanes: dict[int, Lane], seconds: float) -> "array
     buffer = memoryview(bytearray(READ_BYTES))
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
-        for descriptor, _ in poll.poll(0.1):
-            if nanoseconds := lanes[descriptor].receive(buffer):
+        for descriptor, events in poll.poll(0.1):
+            lane = lanes[descriptor]
+            if events & select.EPOLLOUT:
+                lane.send_on()
+                poll.modify(descriptor, _awaited(lane))
+            if events & ~select.EPOLLOUT and (nanoseconds := lane.receive(buffer)):
                 taken.append(nanoseconds)
+                if lane.unsent:
+                    poll.modify(descriptor, _awaited(lane))
     return taken
+
+
+def _awaited(lane: Lane) -> int:
+    return select.EPOLLIN | (select.EPOLLOUT if lane.unsent else 0)
+
+
+def _context(plan: Plan) -> ssl.SSLContext | None:
+    return ssl.create_default_context(cafile=plan.ca_file) if plan.server_name else None
 
 
 def _open(plan: Plan, context: ssl.SSLContext | None) -> Lane:
@@ -138,7 +176,17 @@ def _open(plan: Plan, context: ssl.SSLContext | None) -> Lane:
     if context is not None:
         sock = context.wrap_socket(sock, server_hostname=plan.server_name)
     sock.setblocking(False)
-    return Lane(sock, plan.request.encode("latin-1"))
+    return Lane(sock, plan.request.encode("latin-1") + body(plan.body_bytes))
+
+
+def body(length: int) -> bytes:
+    """JSON of so many bytes, as one asks a model."""
+    if not length:
+        return b""
+    before, after = b'{"messages":[{"role":"user","content":"', b'"}]}'
+    words = b"What does a cloakroom attendant know of the coats? "
+    room = length - len(before) - len(after)
+    return before + (words * (room // len(words) + 1))[:room] + after
 
 
 def _summary(nanoseconds: "array[int]", elapsed: float, cpu_seconds: float) -> Measured:
@@ -154,7 +202,7 @@ def _summary(nanoseconds: "array[int]", elapsed: float, cpu_seconds: float) -> M
     )
 
 
-def _cpu_seconds(pids: list[int]) -> float:
+def cpu_seconds(pids: list[int]) -> float:
     """User and system time so far (proc(5): fields 14 and 15 of `stat`)."""
     ticks = 0
     for pid in pids:
@@ -164,7 +212,7 @@ def _cpu_seconds(pids: list[int]) -> float:
 
 
 def main() -> None:
-    print(json.dumps(asdict(measure(Plan(**json.loads(sys.argv[1]))))))
+    print(json.dumps(asdict(measure(Plan(**json.load(sys.stdin))))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 nginx where it is installed (a fast origin leaves the shared core to the load generator), else a small server of our
 own; which one it was stands in the result, because the two are not comparable.
 
-Hot path of our own: no parsing beyond one `find` for the key; requests have no body, and one is in flight a connection.
+Hot path of our own: no parsing beyond one `find` for the key; one request is in flight a connection. GET alone:
+rows with bodies and the download need nginx.
 """
 
 import asyncio
@@ -43,6 +44,9 @@ REPLY: Final = json.dumps(
 )
 """What a model's service answers, about 1 KiB: replies are searched, and that depends on what is in them."""
 REPLY_IN_NGINX: Final = f"'{REPLY}'"
+DOWNLOAD_PATH: Final = "/v1/download"
+OPEN_DOWNLOAD_PATH: Final = "/v1/open-download"
+"""The same file for whoever asks: without a placeholder nothing is swapped, and nothing searched for."""
 
 
 def nginx_command() -> str | None:
@@ -71,17 +75,21 @@ def nginx_preamble(folder: Path, name: str) -> str:
         "daemon off;\nmaster_process off;\nworker_processes 1;\n"
         f"pid {folder}/{name}.pid;\nerror_log {folder}/{name}.log;\n"
         "events { worker_connections 4096; }\n"
-        f"http {{\n  access_log off;\n  keepalive_requests 100000000;\n  tcp_nodelay on;\n{paths}"
+        "http {\n  client_max_body_size 0;\n"
+        f"  access_log off;\n  keepalive_requests 100000000;\n  tcp_nodelay on;\n{paths}"
     )
 
 
 def _nginx_origin(folder: Path, *, key: str, clear_port: int, tls_port: int) -> str:
+    refuse = f'if ($http_authorization != "Bearer {key}") {{ return 401; }}'
     return (
         nginx_preamble(folder, "origin") + f"  server {{\n    listen 127.0.0.1:{clear_port};\n"
         f"    listen 127.0.0.1:{tls_port} ssl;\n"
         f"    ssl_certificate {folder}/origin.pem;\n    ssl_certificate_key {folder}/origin.pem;\n"
-        f'    location / {{\n      if ($http_authorization != "Bearer {key}") {{ return 401; }}\n'
-        f"      default_type application/json;\n      return 200 {REPLY_IN_NGINX};\n    }}\n  }}\n}}\n"
+        f"    sendfile on;\n    default_type application/json;\n"
+        f"    location {DOWNLOAD_PATH} {{\n      {refuse}\n      alias {folder}/download;\n    }}\n"
+        f"    location {OPEN_DOWNLOAD_PATH} {{\n      alias {folder}/download;\n    }}\n"
+        f"    location / {{\n      {refuse}\n      return 200 {REPLY_IN_NGINX};\n    }}\n  }}\n}}\n"
     )
 
 

@@ -1,10 +1,10 @@
-"""What was measured, as a table for people, one line of JSON for programs, and Markdown for docs/performance.md."""
+"""What was measured, as tables for people, one line of JSON for programs, and Markdown for docs/performance.md."""
 
 import argparse
 import platform
 import re
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,38 +13,57 @@ from rich.table import Table
 
 from bench.contestants import LOAD_CORE, PROXY_CORE, Row
 from bench.load import Measured
+from bench.measures import Measure
 from bench.origin import nginx_command
+from egress_proxy.core.needles import Needles
 
 BEGIN: Final = "<!-- begin: measured by make bench -->"
 END: Final = "<!-- end: measured by make bench -->"
 
 SATURATED: Final = 0.9
 """A proxy whose core was busier than this was the limit of its row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a row must reach, as a multiple of another."""
-
-    row: str
-    of: str
-    at_least: float | None
-    """None: shown, with nothing demanded."""
-
-
-TARGETS: Final = (
-    Target("this proxy, reverse", "nginx, reverse", 0.6),
-    Target("this proxy, reverse to TLS", "nginx, reverse to TLS", None),
-    Target("this proxy, reverse", "mitmproxy, reverse", None),
-    Target("this proxy, forward TLS", "mitmproxy, forward TLS", 30.0),
+COMPARED: Final = ("nginx", "haproxy", "Envoy", "mitmproxy")
+FORMS: Final = (
+    "as it is, percent-encoded (as in a URL, and as in a form), JSON-escaped, and in base64 and base64url at each of "
+    "the three places where it can begin in a group"
 )
+
+Measurements = dict[str, list[Measured]]
+WrkMeasurements = dict[str, list[dict[str, float]]]
+
+
+def ratios(rows: list[Row], measured: Measurements, by_wrk: WrkMeasurements) -> list[Measure]:
+    """This proxy to each other one in the same group, by requests a second."""
+    names = {row.name for row in rows}
+    groups = dict.fromkeys(row.group for row in rows)
+    return [
+        _ratio(group, other, measured, by_wrk)
+        for group in groups
+        for other in COMPARED
+        if {f"this proxy, {group}", f"{other}, {group}"} <= names
+    ]
+
+
+def _ratio(group: str, other: str, measured: Measurements, by_wrk: WrkMeasurements) -> Measure:
+    ours, its = f"this proxy, {group}", f"{other}, {group}"
+    pairs = list(zip(measured[ours], measured[its], strict=True))
+    median = statistics.median(a.requests_per_second / b.requests_per_second for a, b in pairs)
+    by_cpu = statistics.median(b.cpu_microseconds_per_request / a.cpu_microseconds_per_request for a, b in pairs)
+    detail = f"by CPU time {by_cpu:.2f}"
+    wrk_pairs = list(zip(by_wrk.get(ours, []), by_wrk.get(its, []), strict=True))
+    if wrk_pairs:
+        by_load = statistics.median(a["requests_per_second"] / b["requests_per_second"] for a, b in wrk_pairs)
+        detail += f", by wrk {by_load:.2f}"
+    return Measure(f"{group} ÷ {other}", median, "×", group, detail)
 
 
 def result_of(
     rows: list[Row],
-    measured: dict[str, list[Measured]],
-    by_wrk: dict[str, list[dict[str, float]]],
+    measured: Measurements,
+    by_wrk: WrkMeasurements,
+    measures: list[Measure],
     *,
+    key: str,
     missing: list[str],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -73,36 +92,12 @@ def result_of(
             "proxy_core": PROXY_CORE,
             "load_core": LOAD_CORE,
             "origin": "nginx" if nginx_command() else "own",
+            "needles": [len(text) for text in Needles.of((key, len("sk-"))).texts],
         },
         "missing": missing,
         "rows": table,
-        "ratios": [ratio for target in TARGETS if (ratio := _ratio(target, measured, by_wrk))],
+        "measures": [measure.as_json() for measure in measures],
     }
-
-
-def _ratio(
-    target: Target, measured: dict[str, list[Measured]], by_wrk: dict[str, list[dict[str, float]]]
-) -> dict[str, Any] | None:
-    if target.row not in measured or target.of not in measured:
-        return None
-    pairs = list(zip(measured[target.row], measured[target.of], strict=True))
-    median = statistics.median(a.requests_per_second / b.requests_per_second for a, b in pairs)
-    ratio: dict[str, Any] = {
-        "row": target.row,
-        "of": target.of,
-        "median": median,
-        "target": target.at_least,
-        "met": target.at_least is None or median >= target.at_least,
-        "median_by_cpu_time": statistics.median(
-            b.cpu_microseconds_per_request / a.cpu_microseconds_per_request for a, b in pairs
-        ),
-    }
-    wrk_pairs = list(zip(by_wrk.get(target.row, []), by_wrk.get(target.of, []), strict=True))
-    if wrk_pairs:
-        ratio["median_by_wrk"] = statistics.median(
-            a["requests_per_second"] / b["requests_per_second"] for a, b in wrk_pairs
-        )
-    return ratio
 
 
 def _processor() -> str:
@@ -111,10 +106,22 @@ def _processor() -> str:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
+    if result["rows"]:
+        _show_rows(result["rows"], console)
+    table = Table()
+    for heading in ("this proxy", "", "goal", "", "beside it"):
+        table.add_column(heading, justify="right" if not heading else "left")
+    for measure in result["measures"]:
+        table.add_row(measure["name"], _value(measure), measure["goal"] or "–", _verdict(measure), measure["detail"])
+    console.print(table)
+    console.print(_needles(result["method"]))
+
+
+def _show_rows(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title="medians of the rounds, times to a whole reply")
     for heading in ("", "req/s", "p50 µs", "p99 µs", "core", "CPU µs/req", "wrk: req/s", "p50 µs", "p99 µs"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-    for line in result["rows"]:
+    for line in rows:
         wrk = line.get("wrk", {})
         busy = line["watched_cpu_share"]
         table.add_row(
@@ -130,8 +137,6 @@ def show(result: dict[str, Any], console: Console) -> None:
         )
     console.print(table)
     console.print("core: how busy the proxy kept its own; *: the load or the machine was the limit, not the proxy")
-    for ratio in result["ratios"]:
-        console.print(_sentence(ratio))
 
 
 def update(document: Path, result: dict[str, Any]) -> None:
@@ -145,10 +150,12 @@ def update(document: Path, result: dict[str, Any]) -> None:
 
 def _markdown(result: dict[str, Any]) -> str:
     machine, method = result["machine"], result["method"]
-    lines = [
-        "| | req/s | p50 µs | p99 µs | CPU µs/req | by wrk: req/s |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = ["| this proxy | measured | goal | beside it | again by |", "|---|---:|---:|---|---|"]
+    for measure in result["measures"]:
+        goal = f"{measure['goal']}: {_verdict(measure)}" if measure["goal"] else "–"
+        detail, part = measure["detail"] or "–", measure["part"]
+        lines.append(f"| {measure['name']} | {_value(measure)} | {goal} | {detail} | `--only '{part}'` |")
+    lines += ["", "| | req/s | p50 µs | p99 µs | CPU µs/req | by wrk: req/s |", "|---|---:|---:|---:|---:|---:|"]
     for line in result["rows"]:
         wrk = f"{line['wrk']['requests_per_second']:,.0f}" if "wrk" in line else "–"
         cpu = f"{line['cpu_microseconds_per_request']:.1f}" if line["watched_cpu_share"] else "–"
@@ -156,17 +163,32 @@ def _markdown(result: dict[str, Any]) -> str:
             f"| {line['row']} | {line['requests_per_second']:,.0f} | {line['p50_microseconds']:,.0f} "
             f"| {line['p99_microseconds']:,.0f} | {cpu} | {wrk} |"
         )
-    lines += ["", *(f"- {_sentence(ratio)}" for ratio in result["ratios"]), ""]
-    lines.append(
+    missing = f" Not installed: {', '.join(result['missing'])}." if result["missing"] else ""
+    lines += [
+        "",
         f"Two cores of {machine['cpu']}, Linux {machine['kernel']}, Python {machine['python']}; "
         f"{method['rounds']} rounds of {method['seconds']:g} s, {method['connections']} connections, "
-        f"load average before it began: {machine['load_average_before']}."
-    )
+        f"load average before it began: {machine['load_average_before']}.{missing}",
+        "",
+        _needles(method),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _sentence(ratio: dict[str, Any]) -> str:
-    by_wrk = f", by wrk {ratio['median_by_wrk']:.2f}" if "median_by_wrk" in ratio else ""
-    verdict = "" if ratio["target"] is None else f"; target {ratio['target']:g}: {'met' if ratio['met'] else 'missed'}"
-    by_cpu_time = f"by CPU time {ratio['median_by_cpu_time']:.2f}"
-    return f"{ratio['row']} = {ratio['median']:.2f} × {ratio['of']} ({by_cpu_time}{by_wrk}){verdict}"
+def _value(measure: dict[str, Any]) -> str:
+    value = measure["value"]
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {measure['unit']}"
+
+
+def _verdict(measure: dict[str, Any]) -> str:
+    return {True: "met", False: "missed", None: ""}[measure["met"]]
+
+
+def _needles(method: dict[str, Any]) -> str:
+    lengths = method["needles"]
+    return (
+        f"A reply to a swapped request is searched for {len(lengths)} needles of {min(lengths)} to {max(lengths)} "
+        f"bytes: the key {FORMS}; forms that are the same text are searched for once. Content encodings: the request "
+        "is sent with `Accept-Encoding: identity`, the reply comes as it is."
+    )

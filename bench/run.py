@@ -2,34 +2,43 @@
 
 Every row is measured once in each round, rows in turn, so that what the machine does in one minute falls on all of
 them; a ratio is taken inside a round, and the median of the rounds is what counts. Requests a second, the median and
-the 99th percentile of the time to a whole reply. Ends with one line of JSON. Bounded: under five minutes.
+the 99th percentile of the time to a whole reply; then the parts beside that table. Ends with one line of JSON.
 
-    python -m bench.run [--rounds 5] [--seconds 2] [--connections 96] [--json FILE]
+    python -m bench.run [--only PART …] [--rounds 5] [--seconds 2] [--connections 96] [--json FILE] [--update FILE]
 """
 
 import argparse
 import json
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from bench import contestants, report
-from bench.contestants import Row, pin_to_load_core
-from bench.load import Measured
+from bench import contestants, peers, report
+from bench.contestants import FORWARD_TLS, REVERSE, TLS, TO_TLS, Contestant, Row
+from bench.driver import drive, drive_by_wrk
+from bench.load import Measured, prove
+from bench.measures import Measure
+from bench.parts import PARTS, Field
 
 QUIET: Final = 0.5
 """Above this load average something else runs here."""
+POST: Final = f"{REVERSE}, POST"
+BODY_BYTES: Final = 1024
+GROUPS: Final = (REVERSE, POST, TO_TLS, TLS, FORWARD_TLS)
+PEERS: Final = {
+    "nginx (Debian: nginx-light)": peers.nginx,
+    "haproxy (Debian: haproxy)": peers.haproxy,
+    "Envoy (its own venv: .venv-bench)": peers.envoy,
+    "mitmproxy (its own venv: .venv-bench)": peers.mitmproxy,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,15 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.load_before = round(os.getloadavg()[0], 2)
     if options.load_before > QUIET:
         console.print(f"this machine is busy (load {options.load_before}): the numbers below are of little worth")
+    wanted = options.only or [*GROUPS, *PARTS]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coatcheck-bench-")))
         folder.chmod(0o755)  # nginx may give up its privileges
-        rows, missing = _start(stack, folder)
+        field, missing = _start(stack, folder, options, console)
         for name in missing:
             console.print(f"MISSING: {name}; its rows and the ratios to it are left out")
-        _prove(rows, options)
+        rows = [row for row in _rows(list(field.contestants.values())) if row.group in wanted]
+        _prove(rows)
         measured, by_wrk = _measure(rows, options, console)
-    result = report.result_of(rows, measured, by_wrk, missing=missing, options=options)
+        measures = report.ratios(rows, measured, by_wrk)
+        for name in (name for name in PARTS if name in wanted):
+            measures += _part(name, field)
+    result = report.result_of(rows, measured, by_wrk, measures, key=field.origin.key, missing=missing, options=options)
     report.show(result, console)
     line = json.dumps(result)
     print(line)
@@ -67,28 +81,50 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up-seconds", type=float, default=0.4)
     parser.add_argument("--connections", type=int, default=96)
     parser.add_argument("--json", metavar="FILE", help="also write the result to this file")
-    parser.add_argument("--update", metavar="FILE", help="put the table into this document, between its markers")
-    return parser.parse_args(arguments)
+    parser.add_argument("--update", metavar="FILE", help="put the tables into this document, between its markers")
+    parser.add_argument(
+        "--only", metavar="PART", action="append", choices=[*GROUPS, *PARTS],
+        help=f"this part alone, or several: {', '.join([*GROUPS, *PARTS])}",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    if options.only and options.update:
+        parser.error("--update writes the whole document; leave --only out")
+    return options
 
 
-def _start(stack: ExitStack, folder: Path) -> tuple[list[Row], list[str]]:
+def _start(stack: ExitStack, folder: Path, options: argparse.Namespace, console: Console) -> tuple[Field, list[str]]:
     deployment = contestants.start_this_proxy(stack, folder)
     origin = contestants.open_origin(stack, folder, deployment.upstream_ca)
-    rows, missing = contestants.direct(origin), []
-    for name, found in (
-        ("nginx (Debian: nginx-light)", contestants.nginx(stack, origin)),
-        ("mitmproxy (its own venv: .venv-bench)", contestants.mitmproxy(stack, origin)),
-        ("this proxy", contestants.this_proxy(deployment, origin)),
-    ):
-        rows += found or []
-        missing += [] if found else [name]
-    return rows, missing
+    started = {name: start(stack, origin) for name, start in PEERS.items()}
+    tls_proxy = contestants.start_tls_proxy(deployment, origin)
+    ours = contestants.this_proxy(deployment, deployment.proxy, tls_proxy, origin)
+    found = [contestants.direct(origin), *filter(None, started.values()), ours]
+    field = Field(
+        {contestant.name: contestant for contestant in found}, deployment, origin,
+        options.rounds, options.seconds, options.connections, console,
+    )  # fmt: skip
+    return field, [name for name, contestant in started.items() if contestant is None]
 
 
-def _prove(rows: list[Row], options: argparse.Namespace) -> None:
-    """One short run each before any is timed: the origin's 200 is the proof that the real key arrived."""
+def _rows(found: list[Contestant]) -> list[Row]:
+    rows = [
+        Row(f"{contestant.name}, {group}", group, way.get(), wrk=way.is_clear)
+        for group in (REVERSE, TO_TLS, TLS, FORWARD_TLS)
+        for contestant in found
+        if (way := contestant.ways.get(group)) is not None
+    ]
+    posts = [
+        Row(f"{contestant.name}, {POST}", POST, contestant.ways[REVERSE].post(BODY_BYTES))
+        for contestant in found
+        if contestant.name != "mitmproxy"
+    ]
+    return sorted(rows + posts, key=lambda row: GROUPS.index(row.group))
+
+
+def _prove(rows: list[Row]) -> None:
+    """One request each before any is timed: the origin's 200 is the proof that the real key arrived."""
     for row in rows:
-        _load(row, replace_seconds=0.2, options=options)
+        prove(row.plan)
 
 
 def _measure(
@@ -96,56 +132,33 @@ def _measure(
 ) -> tuple[dict[str, list[Measured]], dict[str, list[dict[str, float]]]]:
     measured: dict[str, list[Measured]] = {row.name: [] for row in rows}
     by_wrk: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows if row.wrk and shutil.which("wrk")}
-    for number in range(options.rounds):
+    for number in range(options.rounds if rows else 0):
         started = time.monotonic()
         turn = rows[number % len(rows) :] + rows[: number % len(rows)]
         for row in turn:
-            measured[row.name].append(_load(row, replace_seconds=options.seconds, options=options))
+            measured[row.name].append(
+                drive(
+                    row.plan,
+                    name=row.name,
+                    connections=options.connections,
+                    seconds=options.seconds,
+                    warm_up_seconds=options.warm_up_seconds,
+                )
+            )
         for row in turn:
             if row.name in by_wrk:
-                by_wrk[row.name].append(_wrk(row, options))
+                by_wrk[row.name].append(
+                    drive_by_wrk(row.plan, name=row.name, connections=options.connections, seconds=options.seconds)
+                )
         console.print(f"round {number + 1} of {options.rounds}: {time.monotonic() - started:.0f} s")
     return measured, by_wrk
 
 
-def _load(row: Row, *, replace_seconds: float, options: argparse.Namespace) -> Measured:
-    plan = replace(
-        row.plan,
-        connections=options.connections,
-        warm_up_seconds=options.warm_up_seconds,
-        seconds=replace_seconds,
-    )
-    run = subprocess.run(
-        [sys.executable, "-m", "bench.load", json.dumps(asdict(plan))],
-        capture_output=True, text=True, timeout=60, preexec_fn=lambda: pin_to_load_core(os.getpid()),
-    )  # fmt: skip
-    if run.returncode:
-        raise RuntimeError(f"{row.name}: {run.stderr.strip().splitlines()[-1]}")
-    return Measured(**json.loads(run.stdout))
-
-
-def _wrk(row: Row, options: argparse.Namespace) -> dict[str, float]:
-    """The same row driven by wrk: requests a second and microseconds. Raises `RuntimeError` for anything but 2xx."""
-    first, *lines = row.plan.request.split("\r\n")
-    headers = [part for line in lines if line for part in ("-H", line)]
-    url = f"http://{row.plan.host}:{row.plan.port}{first.split(' ')[1]}"
-    run = subprocess.run(
-        ["wrk", "-t1", f"-c{options.connections}", f"-d{max(1, round(options.seconds))}s", "--latency", *headers, url],
-        capture_output=True, text=True, timeout=60, preexec_fn=lambda: pin_to_load_core(os.getpid()),
-    )  # fmt: skip
-    if "Non-2xx" in run.stdout or "Socket errors" in run.stdout or run.returncode:
-        raise RuntimeError(f"{row.name}, by wrk: {run.stdout}{run.stderr}")
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", run.stdout)
-    assert rate is not None
-    return {"requests_per_second": float(rate[1])} | {
-        f"p{percent}_microseconds": _microseconds(run.stdout, percent) for percent in (50, 99)
-    }
-
-
-def _microseconds(text: str, percent: int) -> float:
-    found = re.search(rf"{percent}%\s+([\d.]+)(us|ms|s)", text)
-    assert found is not None
-    return float(found[1]) * {"us": 1, "ms": 1e3, "s": 1e6}[found[2]]
+def _part(name: str, field: Field) -> list[Measure]:
+    started = time.monotonic()
+    measures = PARTS[name](field)
+    field.console.print(f"{name}: {time.monotonic() - started:.0f} s")
+    return measures
 
 
 if __name__ == "__main__":
