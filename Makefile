@@ -116,14 +116,16 @@ soak: $(VENV)/.test ## real processes under mixed load and faults for SOAK_MINUT
 	$(BIN)/python -m tests.soak.run --minutes $(SOAK_MINUTES) $(ARGS)
 
 # RUNLEVEL=1: it is installed, not started.
-install_nginx = { test "$$(id -u)" = 0 && apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq nginx-light; }
+install = { test "$$(id -u)" = 0 && apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq $(1); }
 
 .PHONY: bench
-bench: $(VENV)/.test $(BENCH_VENV)/.bench ## this proxy beside a direct connection, nginx and mitmproxy
-	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(install_nginx) \
+bench: $(VENV)/.test $(BENCH_VENV)/.bench ## this proxy beside nginx, haproxy, Envoy, mitmproxy (15 minutes; one part: ARGS="--only reverse")
+	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(call install,nginx-light) \
 	  || { echo 'the benchmark compares with nginx (Debian: apt-get install nginx-light)' >&2; exit 1; }
-	$(BIN)/python -m bench.rotation
-	$(BIN)/python -m bench.control_plane --seconds 2
+	@command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || $(call install,haproxy) \
+	  || echo 'without haproxy its rows are left out (Debian: apt-get install haproxy)' >&2
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python -m bench.rotation)
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python -m bench.control_plane --seconds 2)
 	$(BIN)/python -m bench.run $(ARGS)
 
 # --- now and then -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,8 @@ from tests.support.raw_client import proxy_authorization
 PROXY_CORE: Final = 0
 LOAD_CORE: Final = 1
 START_SECONDS: Final = 30.0
+SPOOL_EVENTS: Final = "4000000"
+"""The load leaves the control plane little time, so that events pile up as they would in an outage of minutes."""
 
 REVERSE: Final = "reverse"
 TO_TLS: Final = "reverse to TLS"
@@ -76,9 +78,9 @@ class Way:
         """`is_bare`: without a placeholder."""
         return self._plan("GET", path, f"{HEADERS}{more}", 0, is_bare=is_bare)
 
-    def post(self, body_bytes: int, *, more: str = "") -> Plan:
-        fields = f"{HEADERS}{POST_HEADERS}Content-Length: {body_bytes}\r\n{more}"
-        return self._plan("POST", MESSAGES_PATH, fields, body_bytes)
+    def post(self, body_bytes: int, *, path: str = MESSAGES_PATH) -> Plan:
+        fields = f"{HEADERS}{POST_HEADERS}Content-Length: {body_bytes}\r\n"
+        return self._plan("POST", path, fields, body_bytes)
 
     def _plan(self, method: str, path: str, fields: str, body_bytes: int, *, is_bare: bool = False) -> Plan:
         authorization = "" if is_bare else f"Authorization: Bearer {self.key}\r\n"
@@ -170,20 +172,35 @@ def direct(origin: Origin) -> Contestant:
     )
 
 
-def start_this_proxy(stack: ExitStack, folder: Path) -> Deployment:
-    # The load leaves the control plane little time, so that events pile up as they would in an outage of minutes.
+def start_control_plane(stack: ExitStack, folder: Path) -> Deployment:
+    """With one proxy, for what needs no more than clear listeners."""
     deployment = start_deployment(folder, log_level="info", proxy_settings={"AUDIT_SPOOL_EVENTS": SPOOL_EVENTS})
     stack.callback(deployment.stop)
-    for pid in deployment.control_plane.pids():
-        pin(pid, LOAD_CORE, os.SCHED_IDLE)
+    pin_control_plane(deployment, os.SCHED_OTHER)
+    for pid in deployment.proxy.served.pids():
+        pin(pid, PROXY_CORE)
     return deployment
 
 
-SPOOL_EVENTS: Final = "4000000"
+def pin_control_plane(deployment: Deployment, policy: int) -> None:
+    """SCHED_IDLE while something is timed; it must get its turn where a proxy asks it for the first time."""
+    for pid in deployment.control_plane.pids():
+        pin(pid, LOAD_CORE, policy)
 
 
-def this_proxy(deployment: Deployment, proxy: Proxy, tls_proxy: Proxy, origin: Origin) -> Contestant:
-    """`tls_proxy` is one whose listeners speak TLS."""
+def start_proxy(deployment: Deployment, origin: Origin, *, workers: str = "1", is_tls: bool = False) -> Proxy:
+    """One more. `is_tls`: its listeners speak TLS."""
+    pem = str(origin.pem_file) if is_tls else ""
+    proxy = deployment.start_proxy(
+        WORKERS=workers, LISTENER_TLS_CERT_FILE=pem, LISTENER_TLS_KEY_FILE=pem, AUDIT_SPOOL_EVENTS=SPOOL_EVENTS
+    )
+    for pid in proxy.served.pids():
+        pin(pid, PROXY_CORE)
+    return proxy
+
+
+def this_proxy(deployment: Deployment, origin: Origin) -> Contestant:
+    """One process for clear listeners, forward mode's among them; one whose reverse listener speaks TLS."""
     workspace = deployment.workspace()
     clear, to_tls, events = (
         granted(workspace, name, url, origin)
@@ -193,9 +210,7 @@ def this_proxy(deployment: Deployment, proxy: Proxy, tls_proxy: Proxy, origin: O
             ("events", f"http://localhost:{origin.events_port}"),
         )
     )
-    for process in (proxy, tls_proxy):
-        for pid in process.served.pids():
-            pin(pid, PROXY_CORE)
+    proxy, tls_proxy = deployment.proxy, start_proxy(deployment, origin, is_tls=True)
     authority = f"localhost:{origin.tls_port}"
     proof = proxy_authorization(to_tls.proxy_credential).decode()
     forward = Way(
@@ -214,6 +229,12 @@ def this_proxy(deployment: Deployment, proxy: Proxy, tls_proxy: Proxy, origin: O
     )
 
 
+def through(proxy: Proxy, way: Way) -> Way:
+    """The same through another process of this proxy."""
+    port = proxy.forward_port if way.connect is not None else proxy.reverse_port
+    return replace(way, port=port, watch_pids=proxy.served.pids())
+
+
 def granted(workspace: Workspace, name: str, url: str, origin: Origin) -> Ticket:
     """The key as a credential for this URL, and a placeholder of it."""
     workspace.credential(name, url=url, secret=origin.key)
@@ -223,16 +244,9 @@ def granted(workspace: Workspace, name: str, url: str, origin: Origin) -> Ticket
 def reverse_way(proxy: Proxy, ticket: Ticket, route: str, *, ca_file: Path | None = None) -> Way:
     return Way(
         proxy.reverse_port, ticket.placeholder, proxy.served.pids(), prefix=f"/{route}",
-        host=f"localhost:{proxy.reverse_port}", proof=f"Proxy-Authorization: Bearer {ticket.proxy_credential}\r\n",
+        proof=f"Proxy-Authorization: Bearer {ticket.proxy_credential}\r\n",
         server_name="localhost" if ca_file else None, ca_file=str(ca_file) if ca_file else None,
     )  # fmt: skip
-
-
-def start_tls_proxy(deployment: Deployment, origin: Origin) -> Proxy:
-    pem = str(origin.pem_file)
-    return deployment.start_proxy(
-        LISTENER_TLS_CERT_FILE=pem, LISTENER_TLS_KEY_FILE=pem, AUDIT_SPOOL_EVENTS=SPOOL_EVENTS
-    )
 
 
 def wait_for_ports(process: "subprocess.Popen[bytes]", ports: Sequence[int]) -> None:

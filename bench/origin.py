@@ -45,6 +45,7 @@ REPLY: Final = json.dumps(
 """What a model's service answers, about 1 KiB: replies are searched, and that depends on what is in them."""
 REPLY_IN_NGINX: Final = f"'{REPLY}'"
 DOWNLOAD_PATH: Final = "/v1/download"
+UPLOAD_PATH: Final = "/v1/upload"
 OPEN_DOWNLOAD_PATH: Final = "/v1/open-download"
 """The same file for whoever asks: without a placeholder nothing is swapped, and nothing searched for."""
 
@@ -89,6 +90,10 @@ def _nginx_origin(folder: Path, *, key: str, clear_port: int, tls_port: int) -> 
         f"    sendfile on;\n    default_type application/json;\n"
         f"    location {DOWNLOAD_PATH} {{\n      {refuse}\n      alias {folder}/download;\n    }}\n"
         f"    location {OPEN_DOWNLOAD_PATH} {{\n      alias {folder}/download;\n    }}\n"
+        # It answers when it has the whole body, which `return` alone would not wait for.
+        f"    location {UPLOAD_PATH} {{\n      {refuse}\n      client_body_buffer_size 2m;\n"
+        f"      proxy_pass http://127.0.0.1:{clear_port}/;\n      proxy_pass_request_body off;\n"
+        '      proxy_set_header Content-Length "";\n    }\n'
         f"    location / {{\n      {refuse}\n      return 200 {REPLY_IN_NGINX};\n    }}\n  }}\n}}\n"
     )
 

@@ -3,11 +3,11 @@
 Like the table they are measured in rounds, contestants in turn; a ratio is taken inside a round, and the median counts.
 """
 
+import os
 import statistics
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeVar
 
 from rich.console import Console
@@ -16,26 +16,22 @@ from bench import idle, peers
 from bench.contestants import (
     EVENTS,
     FORWARD_TLS,
-    PROXY_CORE,
     REVERSE,
-    SPOOL_EVENTS,
     TLS,
     Contestant,
     Origin,
     Way,
-    granted,
-    pin,
-    reverse_way,
-    start_tls_proxy,
-    this_proxy,
+    pin_control_plane,
+    start_proxy,
+    through,
 )
 from bench.download import cpu_seconds_per_gigabyte, write_download
 from bench.driver import drive, read_events
-from bench.load import Plan
+from bench.load import Plan, prove
 from bench.measures import Measure
-from bench.origin import DOWNLOAD_PATH, OPEN_DOWNLOAD_PATH
+from bench.origin import DOWNLOAD_PATH, OPEN_DOWNLOAD_PATH, UPLOAD_PATH
 from bench.placeholders import microseconds_of_a_decision
-from tests.support.processes import Deployment
+from tests.support.processes import Deployment, Proxy
 
 T = TypeVar("T")
 
@@ -43,6 +39,8 @@ FIELD_COUNTS: Final = (11, 17, 50, 100)
 FIELDS_OF_A_GET: Final = 11
 BODY_SIZES: Final = {"1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20}
 PLACEHOLDER_COUNTS: Final = (1_000, 10_000, 100_000)
+ASKED_FIRST: Final = 16
+"""Connections, so that no worker is left out."""
 BALANCED_OVER: Final = 400
 """Connections."""
 
@@ -118,55 +116,32 @@ def download(field: Field) -> list[Measure]:
 
 def memory(field: Field) -> list[Measure]:
     """What a kept-alive connection costs that says nothing. Each in processes that nothing else was measured on."""
-    found: dict[str, dict[str, float]] = {REVERSE: {}, TLS: {}, FORWARD_TLS: {}}
-    for start in (peers.nginx, peers.haproxy, partial(_fresh, field.deployment)):
-        for name, kibibytes in found.items():
+    measures = []
+    for name, label in ((REVERSE, "clear"), (TLS, "TLS"), (FORWARD_TLS, "TLS inside CONNECT")):
+        kibibytes = {}
+        for peer, start in (("nginx", peers.nginx), ("haproxy", peers.haproxy)):
             with ExitStack() as stack:
                 contestant = start(stack, field.origin)
                 if contestant is not None and name in contestant.ways:
-                    kibibytes[contestant.name] = idle.kibibytes_a_connection(contestant.ways[name])
-    labels = {REVERSE: "clear", TLS: "TLS", FORWARD_TLS: "TLS inside CONNECT"}
-    return [
-        Measure(
-            f"memory of an idle connection, {labels[name]}",
-            kibibytes["this proxy"],
-            "KiB",
-            "memory",
-            _beside(kibibytes),
-        )
-        for name, kibibytes in found.items()
-    ]
+                    kibibytes[peer] = idle.kibibytes_a_connection(contestant.ways[name])
+        with _further_proxy(field, field.ways(name)["this proxy"], is_tls=name == TLS) as (way, _):
+            ours = idle.kibibytes_a_connection(way)
+        beside = ", ".join(f"{peer} {value:.1f}" for peer, value in kibibytes.items())
+        measures.append(Measure(f"memory of an idle connection, {label}", ours, "KiB", "memory", beside))
+    return measures
 
 
 def workers(field: Field) -> list[Measure]:
     """Whether a second process costs anything, and gets its share. Both are on the proxy's core."""
-    ticket = granted(
-        field.deployment.workspace(), "workers", f"http://localhost:{field.origin.clear_port}", field.origin
-    )
-    proxies = {
-        count: field.deployment.start_proxy(WORKERS=count, AUDIT_SPOOL_EVENTS=SPOOL_EVENTS) for count in ("1", "2")
-    }
-    for proxy in proxies.values():
-        for pid in proxy.served.pids():
-            pin(pid, PROXY_CORE)
-    ways = {count: reverse_way(proxy, ticket, "workers") for count, proxy in proxies.items()}
-    found = field.in_turn(
-        list(ways),
-        lambda name: (
-            1e6
-            / drive(
-                ways[name].get(), name=f"{name} workers", connections=field.connections, seconds=field.seconds
-            ).cpu_microseconds_per_request
-        ),
-    )
-    share = idle.share_of_the_busiest(ways["2"], proxies["2"].served.pids(), connections=BALANCED_OVER)
-    for proxy in proxies.values():
-        proxy.served.stop()
-        field.deployment.proxies.remove(proxy)
-    ratio = statistics.median(two / one for two, one in zip(found["2"], found["1"], strict=True))
-    rates = f"{statistics.median(found['2']):,.0f} and {statistics.median(found['1']):,.0f}"
+    way = field.ways(REVERSE)["this proxy"]
+    with _further_proxy(field, way) as (one, _), _further_proxy(field, way, workers="2") as (two, proxy):
+        found = _cpu(field, {"one worker": one.get(), "two workers": two.get()})
+        share = idle.share_of_the_busiest(two, proxy.served.pids(), connections=BALANCED_OVER)
+    single, both = found["one worker"], found["two workers"]
+    ratio = statistics.median(its / mine for its, mine in zip(single, both, strict=True))
+    detail = f"{statistics.median(both):.3g} and {statistics.median(single):.3g} µs a request"
     return [
-        Measure("requests a CPU second, two workers ÷ one", ratio, "×", "workers", rates),
+        Measure("requests a CPU second, two workers ÷ one", ratio, "×", "workers", detail),
         Measure("the busier of two workers", 100 * share, "%", "workers", f"of {BALANCED_OVER} connections"),
     ]
 
@@ -189,7 +164,7 @@ def bodies(field: Field) -> list[Measure]:
     ways = {name: way for name, way in field.ways(REVERSE).items() if name in ("this proxy", "nginx")}
     measures = []
     for label, size in BODY_SIZES.items():
-        found = _cpu(field, {name: way.post(size) for name, way in ways.items()})
+        found = _cpu(field, {name: way.post(size, path=UPLOAD_PATH) for name, way in ways.items()})
         measures += _ratios(f"CPU of a request with a body of {label}", found, "µs", "bodies", of=("nginx",))
     return measures
 
@@ -216,13 +191,20 @@ PARTS: Final[dict[str, Callable[[Field], list[Measure]]]] = {
 }
 
 
-def _fresh(deployment: Deployment, stack: ExitStack, origin: Origin) -> Contestant:
-    """This proxy in processes of its own, ended with the stack."""
-    proxy, tls_proxy = deployment.start_proxy(AUDIT_SPOOL_EVENTS=SPOOL_EVENTS), start_tls_proxy(deployment, origin)
-    for started in (proxy, tls_proxy):
-        stack.callback(deployment.proxies.remove, started)
-        stack.callback(started.served.stop)
-    return this_proxy(deployment, proxy, tls_proxy, origin)
+@contextmanager
+def _further_proxy(field: Field, way: Way, *, workers: str = "1", is_tls: bool = False) -> Iterator[tuple[Way, Proxy]]:
+    """Another process of this proxy, and the same way through it; every worker of it knows the placeholder."""
+    pin_control_plane(field.deployment, os.SCHED_OTHER)
+    proxy = start_proxy(field.deployment, field.origin, workers=workers, is_tls=is_tls)
+    found = through(proxy, way)
+    for _ in range(ASKED_FIRST):
+        prove(found.get())
+    pin_control_plane(field.deployment, os.SCHED_IDLE)
+    try:
+        yield found, proxy
+    finally:
+        field.deployment.proxies.remove(proxy)
+        proxy.served.stop()
 
 
 def _cpu(field: Field, plans: dict[str, Plan]) -> dict[str, list[float]]:
@@ -259,7 +241,3 @@ def _ratios(
         for other in of
         if other in found
     ]
-
-
-def _beside(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.0f}" for name, value in values.items() if name != "this proxy")

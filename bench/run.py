@@ -22,7 +22,7 @@ from typing import Final
 from rich.console import Console
 
 from bench import contestants, peers, report
-from bench.contestants import FORWARD_TLS, REVERSE, TLS, TO_TLS, Contestant, Row
+from bench.contestants import EVENTS, FORWARD_TLS, REVERSE, TLS, TO_TLS, Contestant, Row, pin_control_plane
 from bench.driver import drive, drive_by_wrk
 from bench.load import Measured, prove
 from bench.measures import Measure
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in missing:
             console.print(f"MISSING: {name}; its rows and the ratios to it are left out")
         rows = [row for row in _rows(list(field.contestants.values())) if row.group in wanted]
-        _prove(rows)
+        _prove(field)
         measured, by_wrk = _measure(rows, options, console)
         measures = report.ratios(rows, measured, by_wrk)
         for name in (name for name in PARTS if name in wanted):
@@ -93,12 +93,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _start(stack: ExitStack, folder: Path, options: argparse.Namespace, console: Console) -> tuple[Field, list[str]]:
-    deployment = contestants.start_this_proxy(stack, folder)
+    deployment = contestants.start_control_plane(stack, folder)
     origin = contestants.open_origin(stack, folder, deployment.upstream_ca)
     started = {name: start(stack, origin) for name, start in PEERS.items()}
-    tls_proxy = contestants.start_tls_proxy(deployment, origin)
-    ours = contestants.this_proxy(deployment, deployment.proxy, tls_proxy, origin)
-    found = [contestants.direct(origin), *filter(None, started.values()), ours]
+    found = [contestants.direct(origin), *filter(None, started.values()), contestants.this_proxy(deployment, origin)]
     field = Field(
         {contestant.name: contestant for contestant in found}, deployment, origin,
         options.rounds, options.seconds, options.connections, console,
@@ -121,10 +119,13 @@ def _rows(found: list[Contestant]) -> list[Row]:
     return sorted(rows + posts, key=lambda row: GROUPS.index(row.group))
 
 
-def _prove(rows: list[Row]) -> None:
+def _prove(field: Field) -> None:
     """One request each before any is timed: the origin's 200 is the proof that the real key arrived."""
-    for row in rows:
-        prove(row.plan)
+    for contestant in field.contestants.values():
+        for name, way in contestant.ways.items():
+            if name != EVENTS:
+                prove(way.get())
+    pin_control_plane(field.deployment, os.SCHED_IDLE)
 
 
 def _measure(
