@@ -124,15 +124,15 @@ class Registry:
         secret = self._new_secret() if with_secret else None
         client = self._client(new, secret, ClientSource.API)
         require_provable(client)
-        async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
-            if new.tenant is not None and await records.tenants.get(new.tenant) is None:
-                raise RefusedError(TENANT_NOT_FOUND)
-            await _require_possible(records, client)
-            try:
+        try:
+            async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+                if new.tenant is not None and await records.tenants.get(new.tenant) is None:
+                    raise RefusedError(TENANT_NOT_FOUND)
+                await _require_possible(records, client)
                 await records.clients.add(client)
-            except TakenError:
-                raise invalid_field("id", "there is a client of that id already") from None
-            await records.audit.append([self._client_event("client.add", client, by)])
+                await records.audit.append([self._client_event("client.add", client, by)])
+        except TakenError:
+            raise await self._taken(client) from None
         self._admitted(client)
         return client, secret
 
@@ -141,22 +141,31 @@ class Registry:
     ) -> tuple[Client, Secret | None]:
         """Other proofs of the same client, which keeps what it holds. Raises `RefusedError`."""
         secret = self._new_secret() if change.secret is SecretChange.NEW else None
-        async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
-            present = await records.clients.locked(client_id)
-            if present is None:
-                raise RefusedError(CLIENT_NOT_FOUND)
-            if present.source is ClientSource.FILE:
-                raise invalid_field("client", "is written in the clients file; change it there")
-            digest = present.secret_sha256 if change.secret is SecretChange.KEEP else _digest(secret)
-            proofs = present.proofs if change.proofs is None else change.proofs
-            client = replace(present, proofs=proofs, secret_sha256=digest)
-            require_provable(client)
-            await _require_possible(records, client)
-            await records.clients.replace(client)
-            await self._tell_proxies(records, client)
-            await records.audit.append([self._client_event("client.change", client, by)])
+        try:
+            async with self._store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+                present = await records.clients.locked(client_id)
+                if present is None:
+                    raise RefusedError(CLIENT_NOT_FOUND)
+                if present.source is ClientSource.FILE:
+                    raise invalid_field("client", "is written in the clients file; change it there")
+                digest = present.secret_sha256 if change.secret is SecretChange.KEEP else _digest(secret)
+                proofs = present.proofs if change.proofs is None else change.proofs
+                client = replace(present, proofs=proofs, secret_sha256=digest)
+                require_provable(client)
+                await _require_possible(records, client)
+                await records.clients.replace(client)
+                await self._tell_proxies(records, client)
+                await records.audit.append([self._client_event("client.change", client, by)])
+        except TakenError:
+            raise _known_by_it_already() from None
         self._admitted(client)
         return client, secret
+
+    async def _taken(self, client: Client) -> RefusedError:
+        """Of two that are registered at once, the database lets one in: why it was not this one."""
+        async with self._store.read(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+            is_there = await records.clients.get(client.id) is not None
+        return invalid_field("id", "there is a client of that id already") if is_there else _known_by_it_already()
 
     def _admitted(self, client: Client) -> None:
         if client.proofs.self_signed is not None:
@@ -179,6 +188,16 @@ class Registry:
         for entry in entries:
             require_sound(entry.client)
             require_provable(self._client(entry.client, entry.secret, ClientSource.FILE))
+        try:
+            await self._reconcile(entries, by)
+        except TakenError:
+            # Another replica starts with the same file, or two clients have one certificate.
+            try:
+                await self._reconcile(entries, by)
+            except TakenError:
+                raise _known_by_it_already() from None
+
+    async def _reconcile(self, entries: Sequence[FileClient], by: Actor) -> None:
         async with self._store.write(PlatformScope(CrossTenantReason.START)) as records:
             for tenant in sorted({entry.client.tenant for entry in entries if entry.client.tenant is not None}):
                 await self._ensured(records, tenant, by)
@@ -296,7 +315,7 @@ async def _require_possible(records: Records, client: Client) -> None:
     """Raises `RefusedError(invalid_field)` where the proof is somebody else's, or nobody's."""
     name, workload = client.proofs.certificate_name, client.proofs.workload
     if name is not None and any(other.id != client.id for other in await records.clients.of_certificate([name])):
-        raise invalid_field("certificate", "another client is known by it already")
+        raise _known_by_it_already()
     if workload is not None:
         issuer = await records.issuers.named(workload.issuer)
         if issuer is None or not issuer.uses & {Use.CLIENT, Use.PROXY}:
@@ -304,6 +323,10 @@ async def _require_possible(records: Records, client: Client) -> None:
                 "workload.issuer",
                 "there is no such trusted issuer, or its tokens are neither for 'client' nor for 'proxy'",
             )
+
+
+def _known_by_it_already() -> RefusedError:
+    return invalid_field("certificate", "another client is known by it already")
 
 
 def _digest(secret: Secret | None) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from control_plane.api.errors import INTERNAL_ERROR, answer, refusal_of_status
 from control_plane.contract.headers import AUDIT_HEADER, REFUSAL_HEADER, REQUEST_ID_HEADER
@@ -51,7 +52,8 @@ class Edge:
             if (status := _oversized(scope)) is not None:
                 await _refuse(status, scope, receive, outgoing, request_id)
             else:
-                with noticing_unrecorded() as outgoing.unrecorded:
+                # Whatever is logged on the way, however deep, says of which request it is.
+                with bound_contextvars(request_id=request_id), noticing_unrecorded() as outgoing.unrecorded:
                     await self._app(scope, _limited(receive, _body_limit(scope)), outgoing)
         except Exception as error:
             _log.error("internal_error", request_id=request_id, error=type(error).__name__, at=_where(error))

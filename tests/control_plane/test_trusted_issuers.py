@@ -1,9 +1,14 @@
 """Tokens of trusted issuers: whose sessions they open, and what an issuer's record may say."""
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+import structlog
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from control_plane.core.issuer_presets import ISSUER_PRESETS
 from tests.control_plane.issuing import AUDIENCE, Provider, SigningKey, bearer
@@ -336,3 +341,42 @@ def test_an_audience_that_is_left_out_is_our_own(workspace: Workspace, provider:
     assert made["audiences"] == [workspace.control_plane.url]
     assert opened(workspace, provider.token(aud=workspace.control_plane.url)).status_code == 201
     assert opened(workspace, provider.token(aud=AUDIENCE)).status_code == 401
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def everything_is_logged() -> Iterator[None]:
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    yield
+    structlog.configure(wrapper_class=before)
+
+
+@pytest.mark.guards("control_plane/api/edge.py", "with bound_contextvars(request_id=request_id), ", "with ")
+def test_what_is_said_of_a_token_that_is_not_believed_says_of_which_request_it_was(
+    workspace: Workspace, provider: Provider, everything_is_logged: None
+) -> None:
+    provider.register(workspace.control_plane, tenant=workspace.tenant)
+    stranger = Provider("stranger")
+    form = {
+        "grant_type": "client_credentials",
+        "client_id": workspace.runtime,
+        "client_assertion_type": "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
+        "client_assertion": stranger.token("somebody"),
+    }
+
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        answers = {
+            "token_not_believed": opened(workspace, stranger.token("alice")),
+            "client_assertion_not_believed": workspace.control_plane.http.post("/oauth/token", data=form),
+        }
+        other = workspace.control_plane.http.get("/healthz")
+
+    for event, answer in answers.items():
+        said = [line for line in logs if line["event"] == event]
+        assert answer.headers["coatcheck-request-id"] in [line["request_id"] for line in said]
+    assert len({line["request_id"] for line in logs if line["event"] == "request"}) == 3
+    of_other = [line["event"] for line in logs if line["request_id"] == other.headers["coatcheck-request-id"]]
+    assert of_other == ["request"]
