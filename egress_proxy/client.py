@@ -245,6 +245,7 @@ class ClientConnection(asyncio.Protocol):
             self._tenancy.connections -= 1
             self._tenancy = None
         self._drop_work()
+        self._let_go()
 
     def pause_writing(self) -> None:
         self._is_slow = True
@@ -1073,6 +1074,15 @@ class ClientConnection(asyncio.Protocol):
             self.services.counters.client_gone += 1
             exchange.client_gone()
             self._forget_exchange(exchange)
+
+    def _let_go(self) -> None:
+        """Nothing of it refers to itself any more, so that its memory, and OpenSSL's for it, is free at once: cycles
+        are looked for seldom (`bootstrap.collect_garbage_seldom`)."""
+        self._stage = _nothing_more
+        self._spare = self._prepared = None
+        for layer in (self._listener_tls, self._tls):
+            if layer is not None:
+                layer.release()
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -173,6 +173,12 @@ class TlsLayer:
     def is_closing(self) -> bool:
         return self._lower.is_closing()
 
+    def release(self) -> None:
+        """The connection is over: whoever was called back is let go, so that neither keeps the other in memory."""
+        self._stopped = True
+        self._on_established = _nobody
+        self._on_data = self._on_end = self._on_failure = _nobody_told
+
     # --- the state machine ---
 
     def _resume(self) -> None:
@@ -237,3 +243,11 @@ class TlsLayer:
         if not self._stopped:
             self._stopped = True
             self._on_failure(error)
+
+
+def _nobody() -> None:
+    pass
+
+
+def _nobody_told(_what: object) -> None:
+    pass

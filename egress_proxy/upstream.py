@@ -245,6 +245,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._on_closed(self)
         if reader is not None:
             reader.upstream_ended(cleanly=False)
+        if self._tls is not None:
+            self._tls.release()
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
