@@ -147,6 +147,45 @@ def test_the_interception_ca_is_replaced_for_new_tunnels_while_old_ones_go_on(
             world.tunnel(ticket, upstream.authority, context=trusts_old)
 
 
+@pytest.mark.long
+def test_while_the_interception_ca_changes_whoever_trusts_both_is_never_cut_off(
+    tmp_path: Path, control_plane: ControlPlaneSimulator, upstream_ca: trustme.CA, upstream: Upstream
+) -> None:
+    """As docs/configuration.md tells: the next is handed out beside the old one, then signs, then stands alone."""
+    upstream.on("/x", plain())
+    with World.start(tmp_path / "w", control_plane, upstream_ca) as world:
+        (tmp_path / "next").mkdir()
+        create_ca(tmp_path / "next", now=datetime.datetime.now(datetime.UTC))
+        old, new = (world.folder / "ca.pem").read_bytes(), (tmp_path / "next/ca.pem").read_bytes()
+        ticket = world.ticket(upstream.url)
+        request = get("/x", host=upstream.authority, headers={"Authorization": ticket.bearer})
+
+        def trusted_by(*authorities: bytes) -> bool:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.verify_flags |= ssl.VERIFY_X509_STRICT
+            context.load_verify_locations(cadata=b"".join(authorities).decode())
+            try:
+                with world.tunnel(ticket, upstream.authority, context=context) as line:
+                    return line.ask(request).status == 200
+            except ssl.SSLCertVerificationError:
+                return False
+
+        stages = [(old + new, None), (new + old, tmp_path / "next/ca.key"), (new, None)]
+        seen_by = []
+        for number, (authorities, key) in enumerate(stages, 1):
+            if key is not None:  # the certificate first: alone it does not fit, is refused, and the old one stays
+                replaced(world.folder / "ca.pem", authorities)
+                assert seen(lambda: reloads(world, "refused") >= 1)
+                assert trusted_by(old, new)
+                replaced(world.folder / "ca.key", key.read_bytes())
+            else:
+                replaced(world.folder / "ca.pem", authorities)
+            assert seen(lambda number=number: reloads(world, "adopted") >= number)  # type: ignore[misc]
+            seen_by.append((trusted_by(old), trusted_by(old, new), trusted_by(new)))
+
+    assert seen_by == [(True, True, False), (False, True, True), (False, True, True)]
+
+
 def test_an_upstream_ca_that_is_taken_out_ends_what_it_verified(
     tmp_path: Path, control_plane: ControlPlaneSimulator, upstream_ca: trustme.CA, upstream: Upstream
 ) -> None:
