@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from control_plane.adapters.memory.wake import LocalWake
 from control_plane.adapters.sql.engine import Database
@@ -12,7 +13,8 @@ from control_plane.adapters.sql.store import SqlStore
 from control_plane.contract.caller import ClientId, TenantId
 from control_plane.contract.refusal import RefusalCode, RefusedError
 from control_plane.core.client_proofs import NO_PROOFS, CertificateProof, ClientProofs
-from control_plane.core.records import Client, ClientKind
+from control_plane.core.records import Client, ClientKind, ClientSource
+from control_plane.ports import CrossTenantReason, PlatformScope
 from control_plane.registry import ClientChange, FileClient, NewClient, Registry, SecretChange
 from control_plane.trail import Actor, Trail
 from tests.control_plane.databases import BOTH
@@ -49,7 +51,6 @@ async def known_by_it(registry: Registry) -> list[Client]:
 
 
 @BOTH
-@pytest.mark.guards(FILE, "            raise await self._taken(client) from None", "            pass")
 async def test_of_clients_that_register_one_certificate_at_once_one_is_there_and_the_others_hear_why(
     registry: Registry,
 ) -> None:
@@ -62,6 +63,33 @@ async def test_of_clients_that_register_one_certificate_at_once_one_is_there_and
         (RefusalCode.INVALID_FIELD, "certificate: another client is known by it already")
     }
     assert len(await known_by_it(registry)) == 1
+
+
+@BOTH
+@pytest.mark.guards(FILE, "            raise await self._taken(client) from None", "            pass")
+async def test_who_has_looked_and_found_nobody_hears_of_the_one_who_was_quicker(
+    database: Database, registry: Registry
+) -> None:
+    if database.reader is not None:
+        pytest.skip("SQLite has one writer at a time: nobody looks before another is done")
+    store = SqlStore(database, LocalWake())
+
+    async with store.write(PlatformScope(CrossTenantReason.ADMINISTER)) as records:
+        await records.clients.add(registry._client(new("quicker"), None, ClientSource.API))
+        waiting = asyncio.create_task(registry.add_client(new("slower"), with_secret=False, by=ADMIN))
+        while not await waits_for_another(database):
+            assert not waiting.done()
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(RefusedError) as raised:
+        await waiting
+    assert raised.value.refusal.detail == "certificate: another client is known by it already"
+    assert [client.id for client in await registry.clients()] == ["quicker"]
+
+
+async def waits_for_another(database: Database) -> bool:
+    async with database.engine.connect() as connection:
+        return bool((await connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted"))).scalar())
 
 
 @BOTH
