@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from coatcheck.terminal import CommandError
+from runtime.core.ambient import scrubbed
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -58,11 +59,19 @@ def runtime() -> None:
 
 def start_over_isolated(arguments: Sequence[str]) -> None:
     """A process that serves holds keys: it takes no module, option or hook from `PYTHON*` variables, from the current
-    folder or from its user's site-packages (`python -I`). Where this one would, it starts over; else this returns.
-    The image's entry point is isolated from the beginning."""
-    if sys.flags.isolated or not is_serving(arguments):
+    folder or from its user's site-packages (`python -I`). The runtime has no credential of the environment either, not
+    even in `/proc/<pid>/environ`, which keeps what a process was started with. Where this one would, it starts over;
+    else this returns. The image's entry point is isolated from the beginning."""
+    if not is_serving(arguments):
         return
-    os.execv(sys.executable, [sys.executable, "-I", "-m", "coatcheck", *arguments])  # noqa: S606 - ourselves again
+    environment = scrubbed(os.environ) if _is_runtime(arguments) else dict(os.environ)
+    if sys.flags.isolated and environment == dict(os.environ):
+        return
+    os.execve(sys.executable, [sys.executable, "-I", "-m", "coatcheck", *arguments], environment)  # noqa: S606 - ourselves
+
+
+def _is_runtime(arguments: Sequence[str]) -> bool:
+    return any(pair == ("serve", "runtime") for pair in pairwise(arguments))
 
 
 def is_serving(arguments: Sequence[str]) -> bool:

@@ -23,6 +23,7 @@ from runtime.adapters.control_plane import Exchange, SessionTokens
 from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
 from runtime.adapters.models import MessagesModel
 from runtime.adapters.session_ends import SessionEndsOverHttp
+from runtime.ambient import scrub_ambient_credentials
 from runtime.api import Parts, make_app
 from runtime.config import Settings
 from runtime.endings import Endings
@@ -48,6 +49,7 @@ class RunningRuntime:
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[RunningRuntime]:
     """A runtime on this event loop, until the block ends; then turns under way finish, up to the grace."""
+    scrub_ambient_credentials()
     listener = _listen(*settings.listen)
     scheme = "https" if settings.tls_cert_file else "http"
     host, port = listener.getsockname()[:2]
