@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from egress_proxy.core.needles import DECISIVE_CHARACTERS, GUARDED_CHARACTERS, Needle, Needles
 from egress_proxy.core.scrub import LeakError, Scrubber
+from egress_proxy.core.search import LONG_BYTES, stands_in
 
 PREFIX = "sk-real-"
 SECRET = PREFIX + "aabaabaacdefghij/+klmn%op"
@@ -75,6 +76,32 @@ def test_a_secret_is_overwritten_in_every_form_however_it_is_cut(form: str) -> N
     assert len(whole) == len(text)
     assert whole.count(b"*") >= len(SECRET)
     assert not any(letters in whole for letters in (b"aabaabaac", b"defghij", b"YWFiYWFi", b"hYmFhYmFh"))
+
+
+@pytest.mark.parametrize("form", forms_of(SECRET))
+@pytest.mark.guards(SCRUB, "stands_in(text, data) or text in seam for", "text in seam for")
+@pytest.mark.guards(SCRUB, "stands_in(text, data) or text in seam for", "stands_in(text, data) for")
+@pytest.mark.guards(SCRUB, "data[: self._needles.longest]", "data[: len(tail)]")
+@pytest.mark.guards(SCRUB, "return any(stands_in(text, data) for text in self._texts)", "return False")
+def test_a_long_piece_is_searched_like_a_short_one(form: str) -> None:
+    text, filler = b"before " + forms_of(SECRET)[form] + b" after", b"a coat, " * (LONG_BYTES // 8)
+
+    for cut in range(len(text) + 1):
+        short = scrubbed([text[:cut], text[cut:]], needles_for())
+
+        assert scrubbed([text[:cut], text[cut:] + filler], needles_for()) == short + filler
+        assert scrubbed([filler + text[:cut], text[cut:]], needles_for()) == filler + short
+        assert scrubbed([filler + text[:cut], text[cut:] + filler], needles_for()) == filler + short + filler
+    whole = Scrubber(needles_for()).whole(text)
+    assert scrubbed([filler + text + filler], needles_for()) == filler + whole + filler
+    assert Scrubber(needles_for()).whole(filler + text + filler) == filler + whole + filler
+
+
+@given(st.binary(max_size=40), st.binary(min_size=1, max_size=4), st.binary(max_size=40))
+@example(b"\0" * 8, b"\0", b"")
+def test_the_c_librarys_search_answers_as_pythons_does(before: bytes, text: bytes, after: bytes) -> None:
+    for data in (before + text + after, before + after, bytearray(before + text)):
+        assert stands_in(text, data) == (text in data)  # type: ignore[arg-type]
 
 
 @given(st.text(string.ascii_letters + string.digits + '/+=_-."\\ é%', min_size=24, max_size=80), st.integers(0, 5))
