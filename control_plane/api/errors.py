@@ -6,6 +6,7 @@ field held is never repeated, only its name.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -25,19 +26,27 @@ _log = structlog.get_logger("control_plane.api")
 INTERNAL_ERROR: Final = Refusal(
     RefusalCode.INTERNAL_ERROR, "the control plane failed", "the log has more under this request id"
 )
-_UNREADABLE: Final = Refusal(RefusalCode.CREDENTIAL_UNAVAILABLE, "a stored record is not readable")
+_UNREADABLE: Final = Refusal(
+    RefusalCode.CREDENTIAL_UNAVAILABLE,
+    "a stored record is not readable",
+    "the log says of which kind (row_unreadable); a newer release may have written it",
+)
 
 _BY_STATUS: Final[Mapping[int, Refusal]] = {
     404: Refusal(RefusalCode.NOT_FOUND, "there is no such route", "GET /openapi.json lists them"),
-    405: Refusal(RefusalCode.METHOD_NOT_ALLOWED, "this route does not know that method"),
-    408: Refusal(RefusalCode.REQUEST_TIMEOUT, "the request's head did not come in time"),
-    413: Refusal(RefusalCode.BODY_TOO_LARGE, "the request's body is too large"),
-    414: Refusal(RefusalCode.URI_TOO_LONG, "the request's target is too long"),
-    431: Refusal(RefusalCode.HEADERS_TOO_LARGE, "the request's header fields are too large"),
+    405: Refusal(RefusalCode.METHOD_NOT_ALLOWED, "this route does not know that method", "see Allow"),
+    408: Refusal(RefusalCode.REQUEST_TIMEOUT, "the request's head did not come in time", "send it again"),
+    413: Refusal(RefusalCode.BODY_TOO_LARGE, "the request's body is too large", "send less at once"),
+    414: Refusal(RefusalCode.URI_TOO_LONG, "the request's target is too long", "send a shorter one"),
+    431: Refusal(
+        RefusalCode.HEADERS_TOO_LARGE, "the request's header fields are too large", "send fewer or shorter ones"
+    ),
 }
 _RETRY_AFTER_SECONDS: Final = 5
 _NAME = re.compile(r"[a-z_]{1,32}|[0-9]{1,4}")
-_MALFORMED: Final = Refusal(RefusalCode.MALFORMED_REQUEST, "the request cannot be read")
+_MALFORMED: Final = Refusal(
+    RefusalCode.MALFORMED_REQUEST, "the request cannot be read", "send it as GET /openapi.json describes"
+)
 
 
 def answer(refusal: Refusal, *, request_id: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -71,11 +80,11 @@ def answer_to(request: Request, error: Exception) -> JSONResponse:
     headers: Mapping[str, str] | None = None
     match error:
         case RefusedError():
-            refusal = error.refusal
+            refusal = _with_something_to_do(error.refusal, request)
         case HTTPException():
             refusal, headers = refusal_of_status(error.status_code), error.headers
         case RequestValidationError():
-            refusal = _invalid(error.errors())
+            refusal = _with_something_to_do(_invalid(error.errors()), request)
         case UnreadableRowError():
             refusal = _UNREADABLE
         case _:
@@ -99,10 +108,22 @@ def request_id(request: Request) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _with_something_to_do(refusal: Refusal, request: Request) -> Refusal:
+    """Of a field that is not as it should be: where its route's fields are described."""
+    if refusal.hint or refusal.code is not RefusalCode.INVALID_FIELD:
+        return refusal
+    route = getattr(request.scope.get("route"), "path", "this route")
+    field, named, _ = refusal.detail.partition(": ")
+    what = field if named else "what the detail says"
+    hint = f"correct {what} and send it again; GET /openapi.json describes the fields of {request.method} {route}"
+    return replace(refusal, hint=hint)
+
+
 def _invalid(errors: Any) -> Refusal:
-    first = errors[0]
+    # What was sent and is wrong says more than what was not sent.
+    first = next((error for error in errors if error["type"] != "missing"), errors[0])
     if first["type"] == "json_invalid":
-        return Refusal(RefusalCode.MALFORMED_REQUEST, "the body is not JSON")
+        return Refusal(RefusalCode.MALFORMED_REQUEST, "the body is not JSON", "send one JSON object")
     place = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
     # Somebody may have put a value where a name belongs: only what looks like a name is repeated.
     field = ".".join(part if _NAME.fullmatch(part) else "…" for part in place) or "body"

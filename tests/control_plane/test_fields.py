@@ -1,5 +1,6 @@
 """Fields of a wrong type, of no calendar, of an impossible name: an answer that says what is expected, never a 500."""
 
+import re
 from typing import Any
 
 import pytest
@@ -139,3 +140,58 @@ def test_a_tenant_in_a_path_that_cannot_be_is_answered_in_words(granted: Workspa
 
     assert response.status_code == 422
     assert response.json()["detail"].startswith("tenant: 1 to 64 lower-case letters")
+
+
+# --- every field of every body ----------------------------------------------------------------------------------------
+
+
+def bodies(workspace: Workspace) -> list[tuple[str, str, dict[str, Json]]]:
+    """Method, path and the body's properties, of every route that takes JSON."""
+    document = workspace.control_plane.http.get("/openapi.json").json()
+    found = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            schema = document["components"]["schemas"].get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+            if schema.get("properties") and not path.startswith("/internal"):
+                found.append((method.upper(), path, schema["properties"]))
+    return found
+
+
+def of_no_type(schema: Json) -> Any:
+    """What no field takes: an object where a plain value or a list belongs, and a text where an object may stand."""
+    kinds = {each.get("type", "object") for each in [*schema.get("anyOf", ()), *schema.get("oneOf", ())] or [schema]}
+    return -0.5 if "object" in kinds or "$ref" in schema else {"a": {"b": 1}}
+
+
+@pytest.mark.guards("control_plane/api/errors.py", "    return replace(refusal, hint=hint)", "    return refusal")
+def test_whatever_field_is_wrong_on_whatever_route_the_answer_names_it_and_says_what_to_do(
+    workspace: Workspace,
+) -> None:
+    asked = 0
+    for method, path, properties in bodies(workspace):
+        for field, schema in properties.items():
+            own = path.replace("{tenant}", workspace.tenant).replace("{purpose}", "tag")
+            concrete = re.sub(r"\{[a-z_]+\}", "nobody", own)
+            answer = workspace.control_plane.admin(method, concrete, {field: of_no_type(schema)})
+            told = answer.json()
+            place, _, expected = str(told["detail"]).partition(": ")
+
+            assert (answer.status_code, told["code"]) == (422, "invalid_field"), (method, path, field, told)
+            assert place.split(".")[0] == field, (method, path, field, told)
+            assert len(expected) > 5, (method, path, field, told)
+            assert path in told["hint"], (method, path, field, told)
+            assert place in told["hint"], (method, path, field, told)
+            asked += 1
+
+    assert asked > 100
+
+
+def test_a_body_that_is_no_object_and_a_query_that_is_no_number_are_named_too(workspace: Workspace) -> None:
+    listed = workspace.control_plane.admin("POST", workspace.path("grants"), [])
+    asked = workspace.control_plane.admin("GET", "/v1/audit?limit=many")
+
+    for answer, field in ((listed, "body"), (asked, "limit")):
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_field")
+        assert answer.json()["detail"].startswith(f"{field}: ")
+        assert "/openapi.json" in answer.json()["hint"]
