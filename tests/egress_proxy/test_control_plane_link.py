@@ -408,3 +408,30 @@ def test_the_bindings_of_a_grant_are_checked_on_every_hit(world: World, upstream
     refused = _until_refused(world, ticket)
 
     assert (refused.status, refused.refusal) == (403, "method_denied")
+
+
+@pytest.mark.guards(
+    "egress_proxy/core/decision.py", "_check_caller(binding, caller)\n            _check_expiry", "_check_expiry"
+)
+@pytest.mark.parametrize(
+    ("of", "told"), [("the same tenant", "caller_mismatch"), ("another tenant", "unknown_placeholder")]
+)
+def test_an_entry_that_the_first_caller_warmed_serves_no_second_one(
+    world: World, upstream: Upstream, of: str, told: str
+) -> None:
+    tenant = world.tenant()
+    first = world.ticket(upstream.url, tenant=tenant, subject="alice")
+    second = world.ticket(upstream.url, tenant=tenant if of == "the same tenant" else world.tenant(), subject="bob")
+    with world.reverse() as line:
+        own = [line.ask(get(reverse_path(each), headers={"Authorization": each.bearer})) for each in (first, second)]
+        asked_before = world.control_plane.asked_for(first.placeholder)
+        used = line.ask(get(reverse_path(second), headers={"Authorization": first.bearer}))
+        again = line.ask(get(reverse_path(first), headers={"Authorization": first.bearer}))
+
+    assert [reply.status for reply in own] == [200, 200]
+    assert (used.status, used.refusal) == (403, told)
+    assert again.status == 200
+    assert [request.header("authorization") for request in upstream.requests] == [
+        f"Bearer {each.secret}" for each in (first, second, first)
+    ]
+    assert asked_before == world.control_plane.asked_for(first.placeholder) == 1
