@@ -60,11 +60,8 @@ def check_hidden(before: bytes, after: bytes, layers: Sequence[int], *, in_targe
             case 0 if percents < 3:
                 text, percents = quote_from_bytes(text, safe=b"").replace("t", "%74").encode(), percents + 1
             case 1 | 2 if not has_base64 and percents == 0:
-                # What stands beside it is of other letters, or it would be one run, with another beginning.
                 encode = base64.b64encode if layer % 4 == 1 else base64.urlsafe_b64encode
                 text, has_base64 = encode(b"user:"[: layer % 5] + text), True
-    separator = b"." if has_base64 else b""
-    text = separator + text + separator
     head = _head(before + text + after, in_target=in_target)
     if head is None:
         return

@@ -67,6 +67,7 @@ _REPLY_FIELDS: Final = (
     "Alt-Svc: clear",
     "Location: /x",
     "WWW-Authenticate: Basic",
+    "X-Echo: {secret}",
 )
 _BODIES: Final = (b"", b"abc", b"0\r\n\r\n", b"GET /smuggled HTTP/1.1\r\nHost: api.test\r\n\r\n", b"\x00\xff\n")
 places = st.lists(st.integers(0, 2000), max_size=6)

@@ -72,10 +72,17 @@ def beginnings(target: str) -> list[bytes]:
             streams += [stream.replace(f"/{ROUTE}/".encode(), f"http://{HOST}/".encode()) for stream in streams[:8]]
             return [bytes((0, 7, 90, 3, 40)) + stream for stream in streams]
         case "replies":
-            whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
-            return [bytes((how, 7, 90, 3, 40)) + raw for raw in (whole, *DOUBTFUL_REPLIES.values()) for how in (0, 13)]
+            leak = b"26\r\n{secret}\r\n"
+            whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n" + leak + b"0\r\n\r\n"
+            by_length = b"HTTP/1.1 200 OK\r\nX: {secret}\r\nContent-Length: 40\r\n\r\n {secret} "
+            raws = (whole, by_length, b"HTTP/1.1 200 OK\r\n\r\n {secret} ", *DOUBTFUL_REPLIES.values())
+            return [bytes((how, 7, 90, 3, 40)) + raw for raw in raws for how in (0, 8, 13)]
         case "finder":
-            return [bytes((how, 1, 4, 9, 3)) + second for how in range(8)]
+            hows = [
+                (how, *steps) for how in range(8) for steps in ((4, 4, 4, 4), (1, 3, 4, 4), (2, 2, 1, 7), (4, 5, 3, 9))
+            ]
+            texts = (second, b"", b"key=/more", b"ab" + b"cdef", b"coat%2563hk1")
+            return [bytes(how) + text for how in hows for text in texts]
         case _:
             secrets = (
                 b"sk-real-aabaabaacdefghij/+klmn%op",
