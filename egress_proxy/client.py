@@ -1,4 +1,4 @@
-"""One client connection, from its first byte: preamble, TLS, heads, one request at a time, refusals, keep-alive.
+"""One client connection: heads, one request at a time, refusals, keep-alive; how it begins: `opening`.
 
 Everything warm happens inside `data_received`: a head is parsed, decided, and begun on a pooled connection before it
 returns. What has to wait (a question to the control plane, a new upstream connection, a certificate) runs in one task,
@@ -12,35 +12,24 @@ Rules:
 """
 
 import asyncio
-import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import structlog
 
-from control_plane.contract.destination import InvalidDestinationError, canonical_host, is_ip_literal
 from control_plane.contract.placeholder import ForgedTokenError, GenuineToken, TokenKind, parse
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
-from control_plane.contract.wire import LEAK_BLOCKED, AuditEvent, Binding
+from control_plane.contract.wire import LEAK_BLOCKED, Binding
 from egress_proxy.audit import RepeatedEvent, Room
 from egress_proxy.ca import UnusableCaError
-from egress_proxy.client_hello import (
-    MAX_CLIENT_HELLO_BYTES,
-    NO_APPLICATION_PROTOCOL_ALERT,
-    ClientHello,
-    IncompleteError,
-    NotTlsError,
-    read_client_hello,
-)
 from egress_proxy.core.decision import Connection, Forward, Mode, Refuse, Resolve, Tunnel, decide, decide_connect
 from egress_proxy.core.http1 import (
     HEAD_END,
-    MAX_HEAD_BYTES,
-    MAX_REQUEST_LINE_BYTES,
     Framing,
     RequestHead,
+    judge_partial_head,
     parse_request_head,
 )
 from egress_proxy.core.plan import Plan
@@ -48,8 +37,9 @@ from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, presented_certificate
 from egress_proxy.exchange import Exchange
 from egress_proxy.load import OVERLOADED, TOO_MANY_CONNECTIONS, Load
 from egress_proxy.logs import place_of
+from egress_proxy.opening import Hello, Preamble
 from egress_proxy.outlet import Outlet
-from egress_proxy.preamble import MalformedPreambleError, may_begin_preamble, read_preamble
+from egress_proxy.record import event_of
 from egress_proxy.refusals import render_refusal
 from egress_proxy.services import Services
 from egress_proxy.tls import Lower, TlsLayer
@@ -61,7 +51,6 @@ LINGER_SECONDS: Final = 2.0
 """How long a client may go on sending what nobody reads, so that it gets to read its refusal (RFC 9112 §9.6)."""
 MAX_ROUNDS: Final = 24
 """Questions for one request: its caller, its policy, its placeholders, and each once more after an event."""
-_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _NO_REASON_TO_CUT: Final = frozenset(
     {
         RefusalCode.EXPIRED_PLACEHOLDER,  # it was alive when the request began
@@ -125,7 +114,6 @@ class ClientConnection(asyncio.Protocol):
         "_task",
         "_tenancy",
         "_tls",
-        "_tunnel_context",
         "_unopened",
         "exchange",
         "services",
@@ -146,12 +134,11 @@ class ClientConnection(asyncio.Protocol):
         self._out: Lower | None = None
         self.write: Callable[[bytes], object] = _nothing_more
         """Toward the client: what is below, without a call between, until the connection ends."""
-        self._stage: Callable[[bytes], None] = self._first_bytes
+        self._stage: Callable[[bytes], None] = Preamble(self).feed
         self._held = bytearray()
         self._opener_credential: str | None = None
-        self._tunnel_context: ssl.SSLContext | None = None
         self._unopened: Forward | None = None
-        """Inside a CONNECT that is not looked into."""
+        """What is carried on inside a CONNECT that is not looked into."""
         self._awaits_hello = False
         self._misdirected = False
         self.exchange: Exchange | None = None
@@ -271,88 +258,35 @@ class ClientConnection(asyncio.Protocol):
     def _below_listener_tls(self, data: bytes) -> None:
         self._stage(data)
 
-    def _first_bytes(self, data: bytes) -> None:
-        self._held += data
-        opening = bytes(self._held)
-        if may_begin_preamble(opening):
-            try:
-                found = read_preamble(opening)
-            except MalformedPreambleError:
-                self._refuse(Refusal(RefusalCode.MALFORMED_REQUEST, "The PROXY header is not one of ours."), close=True)
-                return
-            if found is None:
-                return
-            self._opener_credential, used = found
-            opening = opening[used:]
-        self._held.clear()
+    def begin_requests(self, opener_credential: str | None, data: bytes) -> None:
+        """The opener has said what it says, if there is one; `data` follows."""
+        self._opener_credential = opener_credential
         self._stage = self._http
-        if opening:
-            self._http(opening)
+        if data:
+            self._http(data)
 
-    def _hello(self, data: bytes) -> None:
-        """Inside a CONNECT, before TLS."""
-        self._held += data
-        opening = bytes(self._held)
-        try:
-            hello = read_client_hello(opening)
-        except IncompleteError:
-            if len(opening) > MAX_CLIENT_HELLO_BYTES:
-                self.abort()
-            return
-        except NotTlsError:
-            detail = "Inside a tunnel the client speaks TLS; http:// goes to the proxy in absolute form."
-            self._refuse(Refusal(RefusalCode.MALFORMED_REQUEST, detail), close=True)
-            return
-        self._held.clear()
-        if self._unopened is not None:
-            self._carry(self._unopened, hello, opening)
-            return
-        if hello.application_protocols and b"http/1.1" not in hello.application_protocols:
-            self.write(NO_APPLICATION_PROTOCOL_ALERT)
-            self._close()
-            return
-        self._misdirected = not self._is_for_tunnel(hello)
-        self._intercept(opening)
+    def refuse_opening(self, refusal: Refusal, *, forward: Forward | None = None) -> None:
+        """What the connection began with is none of what may begin one."""
+        self._task = None
+        self._refuse(refusal, close=True, forward=forward)
 
-    def _is_for_tunnel(self, hello: ClientHello) -> bool:
-        """The TLS server name must be the CONNECT host; only an address goes without one (RFC 6066 §3)."""
-        tunnel = self._facts.tunnel
-        assert tunnel is not None
-        if hello.server_name is None:
-            return is_ip_literal(tunnel.host)
-        try:
-            return canonical_host(hello.server_name) == tunnel.host
-        except InvalidDestinationError:
-            return False
+    def end_tunnel(self, last: bytes) -> None:
+        self.write(last)
+        self._close()
 
-    def _carry(self, unopened: Forward, hello: ClientHello, opening: bytes) -> None:
-        """What the rule lets through is TLS to that host: another name inside would be another destination."""
-        if not self._is_for_tunnel(hello):
-            detail = "The TLS server name is not the host of the CONNECT."
-            self._refuse(Refusal(RefusalCode.MISDIRECTED_REQUEST, detail), close=True, forward=unopened)
-            return
+    def wait_inside(self, waiting: Coroutine[Any, Any, None], opening: bytes) -> None:
+        """For where an unopened tunnel leads; what it began with is kept until then."""
         self._awaits_hello = False
         self._is_busy = True
         self._stage = self._http
         self._held += opening
-        self._task = self.services.loop.create_task(self._carry_on(unopened))
+        self._task = self.services.loop.create_task(waiting)
 
-    async def _carry_on(self, unopened: Forward) -> None:
-        services = self.services
-        try:
-            upstream = await services.upstreams.connect(
-                self._lane(unopened), allow_private=unopened.allow_private, unopened=True
-            )
-        except RefusedError as refused:
-            self._task = None
-            self._refuse(refused.refusal, close=True, forward=unopened)
-            return
-        except Exception as error:  # border, as in `data_received`
-            self._task = None
-            self.internal_error(error)
-            return
+    def carry(self, unopened: Forward, upstream: UpstreamConnection) -> None:
+        """Whatever comes inside the tunnel, to there and back."""
         self._task = None
         assert self._head is not None
+        self._unopened = unopened
         prepared = self._prepare(unopened, self._head)
         if prepared.load.is_full:
             upstream.close()
@@ -360,26 +294,26 @@ class ClientConnection(asyncio.Protocol):
             return
         self._load = prepared.load
         prepared.load.count += 1
-        self.exchange = exchange = Exchange(self, prepared.plan, request_id=self._request_id, services=services)
+        self.exchange = exchange = Exchange(self, prepared.plan, request_id=self._request_id, services=self.services)
         self._record_again(prepared)
-        services.counters.forwards += 1
+        self.services.counters.forwards += 1
         exchange.carry(upstream, client_is_slow=self._is_slow)
         self._after_wait()
 
-    def _intercept(self, opening: bytes) -> None:
+    def intercept(self, context: ssl.SSLContext, opening: bytes, *, is_misdirected: bool) -> None:
+        """Speak TLS inside the tunnel, as the host that its client asked for."""
         assert self._out is not None
-        assert self._tunnel_context is not None
+        self._misdirected = is_misdirected
         layer = TlsLayer(
             loop=self.services.loop,
             lower=self._out,
-            context=self._tunnel_context,
+            context=context,
             server_hostname=None,
             on_established=self._tunnel_established,
             on_data=self._http,
             on_end=self._client_ended,
             on_failure=self._tls_failed,
         )
-        self._tunnel_context = None
         self._tls = self._out = layer
         self.write = layer.write
         self._stage = layer.feed
@@ -455,22 +389,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _judge_partial_head(self, new_at: int) -> None:
         """What will never become a head is refused now, not when the time is over. `new_at`: not looked at before."""
-        part = self._held
         if not self._has_partial_head:
             self._has_partial_head = True
             self._since = self.services.loop.time()
-        if not part[:1].isalpha() and part != b"\r":
-            code, detail = RefusalCode.MALFORMED_REQUEST, "This is not HTTP/1.1."
-        elif len(part) > MAX_REQUEST_LINE_BYTES and part.find(b"\r\n", 0, MAX_REQUEST_LINE_BYTES) < 0:
-            code, detail = RefusalCode.URI_TOO_LONG, f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes."
-        elif len(part) > MAX_HEAD_BYTES:
-            code, detail = RefusalCode.HEADERS_TOO_LARGE, f"The head is longer than {MAX_HEAD_BYTES} bytes."
-        elif _BARE_LF.search(part, new_at):
-            code, detail = RefusalCode.AMBIGUOUS_FRAMING, "A line ends without CR."
-        else:
-            return
-        self._request_id = self.services.request_ids.next()
-        self._refuse(Refusal(code, detail, "Send one well-formed HTTP/1.1 request."), close=True)
+        try:
+            judge_partial_head(self._held, new_at=new_at)
+        except RefusedError as refused:
+            self._request_id = self.services.request_ids.next()
+            self._refuse(refused.refusal, close=True)
 
     # --- one request --------------------------------------------------------------------------------------------------
 
@@ -679,7 +605,16 @@ class ClientConnection(asyncio.Protocol):
             services = self.services
             prepared = self._prepared = _Prepared(
                 plan=Plan(self._raw, head, forward, revision=services.view.revision, now=services.clock()),
-                event=RepeatedEvent(self._event("swap" if forward.swaps else "forward", forward=forward)),
+                event=RepeatedEvent(
+                    event_of(
+                        "swap" if forward.swaps else "forward",
+                        services,
+                        connection=self._facts,
+                        request_id=self._request_id,
+                        head=self._head,
+                        forward=forward,
+                    )
+                ),
                 room=services.audit.room_for_requests(forward.caller.tenant),
                 lane=services.upstreams.lane(forward.caller.tenant, forward.endpoint, forward.handling.ca_pem),
                 load=services.loads.of(forward.caller.tenant),
@@ -768,16 +703,15 @@ class ClientConnection(asyncio.Protocol):
         proof = tunnel.proof
         self._facts = replace(self._facts, proxy_credential=proof.credential, token=proof.token, tunnel=tunnel.endpoint)
         self._prepared = None  # made of other facts
-        self._tunnel_context = context if tunnel.unopened is None else None
-        self._unopened = tunnel.unopened
         self._awaits_hello = True
         self._is_busy = False
         self._since = self.services.loop.time()
-        self._stage = self._hello
+        hello = Hello(self, endpoint=tunnel.endpoint, context=context, unopened=tunnel.unopened)
+        self._stage = hello.feed
         if self._held and not self._is_reading_heads:
             data = bytes(self._held)
             self._held.clear()
-            self._hello(data)
+            hello.feed(data)
         self.resume_reading()
 
     # --- what an exchange calls ---------------------------------------------------------------------------------------
@@ -944,7 +878,18 @@ class ClientConnection(asyncio.Protocol):
         binding: Binding | None = None,
     ) -> None:
         """The audit event of this decision; and for a refusal the log line. `binding`: which of several it is about."""
-        event = self._event(action, refusal=refusal, decided=decided, forward=forward, status=status, binding=binding)
+        event = event_of(
+            action,
+            self.services,
+            connection=self._facts,
+            request_id=self._request_id,
+            head=self._head,
+            refusal=refusal,
+            decided=decided,
+            forward=forward,
+            status=status,
+            binding=binding,
+        )
         self.services.audit.record(event)
         if refusal is not None:
             log.info(
@@ -962,49 +907,6 @@ class ClientConnection(asyncio.Protocol):
     def _record_again(self, prepared: _Prepared) -> None:
         event, services = prepared.event, self.services
         services.audit.record_again(prepared.room, event.beginning(self._request_id, services.clock()), event.rest)
-
-    def _event(
-        self,
-        action: str,
-        *,
-        refusal: Refusal | None = None,
-        decided: Refuse | None = None,
-        forward: Forward | None = None,
-        status: int | None = None,
-        binding: Binding | None = None,
-    ) -> AuditEvent:
-        services, facts, head = self.services, forward or decided, self._head
-        caller = facts.caller if facts is not None else None
-        endpoint = facts.endpoint if facts is not None else self._facts.tunnel
-        if binding is None and forward is not None:
-            binding = forward.bindings[0] if forward.bindings else None
-        elif binding is None:
-            binding = decided.binding if decided is not None else None
-        return AuditEvent(
-            event_id=services.request_ids.next(),
-            at=services.clock(),
-            request_id=self._request_id,
-            action=action,
-            tenant=caller.tenant if caller else None,
-            subject=caller.subject if caller else None,
-            session=caller.session if caller else None,
-            client=caller.client if caller else None,
-            code=refusal.code if refusal else None,
-            true_code=refusal.audited_code if refusal else None,
-            detail=refusal.detail if refusal else "",
-            hint=refusal.hint if refusal else "",
-            credential=binding.credential_name if binding else None,
-            version=binding.version if binding else None,
-            placeholder_id=binding.placeholder_id if binding else None,
-            method=head.method if head is not None else None,
-            scheme=endpoint.scheme if endpoint else None,
-            host=endpoint.host if endpoint else None,
-            port=endpoint.port if endpoint else None,
-            path=facts.path if facts is not None else None,
-            status=refusal.status if refusal else status,
-            listener=self._facts.mode.value,
-            proxy=services.proxy_id,
-        )
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 

@@ -181,8 +181,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self.resume_reading()
         self._is_closed()
-        self.reader = self._tls = None
+        tls, self.reader, self._tls = self._tls, None, None
         lower.write_eof()
+        if tls is not None:
+            tls.release()
         self._loop.call_later(LINGER_SECONDS, outlet.abort)
 
     # --- dialling ---

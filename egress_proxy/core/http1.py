@@ -30,6 +30,7 @@ _REQUEST_LINE = re.compile(rb"([A-Z]+(?:-[A-Z]+)*) ([\x21-\x7e]+) HTTP/([0-9]\.[
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 """RFC 9110 §7.2, without what no host name has: a second reader could find another host in it."""
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 _MIRRORING_METHODS = (b"TRACE", b"TRACK")
 _NO_NAMES: Final[frozenset[bytes]] = frozenset()
 _CONNECTION_OPTIONS = frozenset((b"close", b"keep-alive"))
@@ -168,6 +169,19 @@ def parse_request_head(raw: bytes) -> RequestHead:
         expects_continue,
         opens_websocket,
     )
+
+
+def judge_partial_head(part: bytes | bytearray, *, new_at: int) -> None:
+    """What will never become a head is refused before it has all come. `new_at`: from here on it is looked at for the
+    first time. Raises `RefusedError`."""
+    if not part[:1].isalpha() and part != b"\r":
+        raise _refused(RefusalCode.MALFORMED_REQUEST, "This is not HTTP/1.1.")
+    if len(part) > MAX_REQUEST_LINE_BYTES and part.find(b"\r\n", 0, MAX_REQUEST_LINE_BYTES) < 0:
+        raise _refused(RefusalCode.URI_TOO_LONG, f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes.")
+    if len(part) > MAX_HEAD_BYTES:
+        raise _refused(RefusalCode.HEADERS_TOO_LARGE, f"The head is longer than {MAX_HEAD_BYTES} bytes.")
+    if _BARE_LF.search(part, new_at):
+        raise _refused(RefusalCode.AMBIGUOUS_FRAMING, "A line ends without CR.")
 
 
 def _judge_request_line(line: bytes) -> tuple[str, bytes, bytes]:

@@ -19,7 +19,9 @@ def unchecking(world: World) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.guards("egress_proxy/client.py", "return canonical_host(hello.server_name) == tunnel.host", "return True")
+@pytest.mark.guards(
+    "egress_proxy/opening.py", "return canonical_host(hello.server_name) == self._endpoint.host", "return True"
+)
 def test_a_server_name_other_than_the_connect_host_is_misdirected(world: World, upstream: Upstream) -> None:
     ticket = world.ticket(upstream.url)
 
@@ -32,7 +34,7 @@ def test_a_server_name_other_than_the_connect_host_is_misdirected(world: World, 
     assert upstream.accepted == 0
 
 
-@pytest.mark.guards("egress_proxy/client.py", "return is_ip_literal(tunnel.host)", "return True")
+@pytest.mark.guards("egress_proxy/opening.py", "return is_ip_literal(self._endpoint.host)", "return True")
 def test_no_server_name_is_misdirected_for_a_name(world: World, upstream: Upstream) -> None:
     ticket = world.ticket(upstream.url)
 

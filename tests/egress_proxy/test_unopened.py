@@ -11,6 +11,7 @@ from tests.support.raw_client import connected
 from tests.support.upstream import Upstream, plain
 
 CLIENT = "egress_proxy/client.py"
+OPENING = "egress_proxy/opening.py"
 ADMISSION = "control_plane/contract/admission.py"
 
 
@@ -68,7 +69,7 @@ def test_a_place_with_a_credential_is_never_left_unopened(world: World, upstream
     assert upstream.requests[0].header("authorization") == f"Bearer {ticket.secret}"
 
 
-@pytest.mark.guards(CLIENT, "        if not self._is_for_tunnel(hello):\n", "        if False:\n")
+@pytest.mark.guards(OPENING, "        if not self._is_for_it(hello):\n", "        if False:\n")
 def test_another_name_inside_is_refused_before_anything_is_dialled(
     world: World, upstream: Upstream, upstream_ca: trustme.CA, caller: Ticket
 ) -> None:
