@@ -41,7 +41,7 @@ from control_plane.core.records import ClientKind, TokenKind
 from control_plane.credentials import CredentialChange, CredentialKeeper, NewCredential
 from control_plane.grants import AllowRuleKeeper, GrantKeeper, NewAllowRule, NewGrant
 from control_plane.placeholders import NewPlaceholder, PlaceholderKeeper
-from control_plane.ports import CrossTenantReason, PlatformScope, Scope, Store, TenantScope
+from control_plane.ports import CrossTenantReason, PlatformScope, Store, TenantScope
 from control_plane.registry import ClientChange, NewClient, Registry, SecretChange
 from control_plane.rotation import RotationKeeper
 from control_plane.scheduling import ScheduleKeeper
@@ -54,6 +54,7 @@ ClientPath = Annotated[str, Path(pattern=CLIENT_ID)]
 IdPath = Annotated[str, Path(pattern=OBJECT_ID)]
 ConfirmQuery = Annotated[str | None, Query(max_length=64)]
 AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
+EventIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # as a request's id
 BeforeQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
 RequestIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # a proxy's ids have a hyphen
@@ -297,19 +298,23 @@ class AdminApi:
     # --- the trail, and what there is to know
 
     async def tenant_audit(
-        self, tenant: TenantPath, after: AfterQuery = 0, limit: LimitQuery = 100, request_id: RequestIdQuery = None
+        self, tenant: TenantPath, after: EventIdQuery = None, limit: LimitQuery = 100, request_id: RequestIdQuery = None
     ) -> Items[dict[str, Any]]:
-        """In the order of `sequence`; the next page is after the last one seen."""
-        return await self._trail(TenantScope(TenantId(tenant)), after, limit, request_id)
+        """Oldest first; the next page is after the `event_id` of the last one seen."""
+        # Without the number of each: it counts every tenant's events, and would tell how busy the others are.
+        async with self.store.read(TenantScope(TenantId(tenant))) as records:
+            begin = 0 if after is None else await records.audit.sequence_of(after)
+            if begin is None:
+                raise RefusedError(NO_SUCH_EVENT)
+            found = await records.audit.after(begin, limit=limit, request_id=request_id)
+        return Items(items=[readable(event) for _, event in found])
 
     async def audit(
         self, after: AfterQuery = 0, limit: LimitQuery = 100, request_id: RequestIdQuery = None
     ) -> Items[dict[str, Any]]:
-        """Every tenant's, and the refusals of callers that nobody knows."""
-        return await self._trail(PlatformScope(CrossTenantReason.AUDIT), after, limit, request_id)
-
-    async def _trail(self, scope: Scope, after: int, limit: int, request_id: str | None) -> Items[dict[str, Any]]:
-        async with self.store.read(scope) as records:
+        """Every tenant's, and the refusals of callers that nobody knows. In the order of `sequence`; the next page is
+        after the last one seen."""
+        async with self.store.read(PlatformScope(CrossTenantReason.AUDIT)) as records:
             found = await records.audit.after(after, limit=limit, request_id=request_id)
         return Items(items=[{"sequence": sequence, **readable(event)} for sequence, event in found])
 
@@ -342,6 +347,11 @@ def _set(values: Sequence[T] | None) -> frozenset[T] | None:
     return None if values is None else frozenset(values)
 
 
+NO_SUCH_EVENT: Final = Refusal(
+    RefusalCode.INVALID_FIELD,
+    "after: there is no such event in this trail (any more)",
+    "give the event_id of the last event seen, or leave it out to begin with the oldest",
+)
 NOT_CONFIRMED: Final = Refusal(
     RefusalCode.INVALID_FIELD,
     "confirm: the query parameter repeats the tenant's id, since its credentials, grants and sessions go with it",

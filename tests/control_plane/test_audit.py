@@ -135,14 +135,36 @@ def test_a_large_batch_is_taken_and_a_huge_one_is_not(workspace: Workspace) -> N
 def test_the_trail_is_read_in_pages_in_its_order(workspace: Workspace) -> None:
     report(workspace, *[event(workspace, number) for number in range(10)])
 
-    pages, after = [], 0
-    while page := workspace.audit(after=after, limit=4):
+    pages: list[list[Json]] = []
+    query: Json = {"limit": 4}
+    while page := workspace.audit(**query):
         pages.append(page)
-        after = page[-1]["sequence"]
+        query["after"] = page[-1]["event_id"]
+    everything = whole_trail(workspace)
 
-    sequences = [item["sequence"] for page in pages for item in page]
-    assert sequences == sorted(set(sequences))
     assert [item for page in pages for item in page] == workspace.audit()
+    assert [item["sequence"] for item in everything] == sorted({item["sequence"] for item in everything})
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py",
+    "AUDIT.c.event_id == event_id, self._tx.mine(AUDIT.c.tenant))",
+    "AUDIT.c.event_id == event_id)",
+)
+def test_a_tenant_learns_no_number_that_counts_what_others_do(workspace: Workspace, other_workspace: Workspace) -> None:
+    """A platform's sequence in its events, or as a place to begin, would say how busy the others are."""
+    report(workspace, event(workspace, 1))
+    report(other_workspace, event(other_workspace, 2))
+
+    of_other = other_workspace.audit()[-1]["event_id"]
+    asked = {
+        after: workspace.control_plane.admin("GET", workspace.path("audit"), params={"after": after})
+        for after in (of_other, "1", "0", "ev-nobody")
+    }
+
+    assert all("sequence" not in item for item in workspace.audit())
+    assert {after: answer.status_code for after, answer in asked.items()} == dict.fromkeys(asked, 422)
+    assert len({answer.json()["detail"] for answer in asked.values()}) == 1
 
 
 def test_a_request_is_found_by_its_id(workspace: Workspace) -> None:

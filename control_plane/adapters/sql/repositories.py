@@ -802,6 +802,12 @@ class SqlAudit:
         rows = await self._tx.rows(statement.order_by(AUDIT.c.sequence).limit(limit))
         return [(row["sequence"], row["record"]) for row in rows]
 
+    async def sequence_of(self, event_id: str) -> int | None:
+        row = await self._tx.row(
+            select(AUDIT.c.sequence).where(AUDIT.c.event_id == event_id, self._tx.mine(AUDIT.c.tenant))
+        )
+        return row["sequence"] if row else None
+
     async def leaks(self, token: Token, *, since: float, limit: int) -> int:
         some = select(AUDIT.c.sequence).where(
             AUDIT.c.tenant == token.tenant,
