@@ -121,11 +121,11 @@ class Resolution:
 
     async def _looked(
         self, records: Records, asked: _Asked, known: _Known, position: Position
-    ) -> ResolveAnswer | NotAtHandError:
+    ) -> ResolveAnswer | NotAtHandError | UnreadableRowError:
         try:
             answer = await self._answer(records, asked, known)
-        except NotAtHandError as missing:
-            return missing
+        except (NotAtHandError, UnreadableRowError) as its_own:
+            return its_own  # raised where it was asked: the others are not looked for again because of it
         return ResolveAnswer(
             answer=answer,
             epoch=position.epoch,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import pytest
 
@@ -42,10 +43,10 @@ async def test_what_is_asked_in_one_turn_is_one_look_and_everybody_hears_their_o
 @pytest.mark.guards(
     "control_plane/together.py",
     "some = [self._waiting.popleft() for _ in range(min(len(self._waiting), AT_MOST))]\n"
-    "            await self._answer([(question, answer) for question, answer in some if not answer.done()])",
+    "                await self._answer([(question, answer) for question, answer in some if not answer.done()])",
     "some = list(self._waiting)\n"
-    "            await self._answer([(question, answer) for question, answer in some if not answer.done()])\n"
-    "            self._waiting.clear()",
+    "                await self._answer([(question, answer) for question, answer in some if not answer.done()])\n"
+    "                self._waiting.clear()",
 )
 async def test_a_look_never_answers_what_was_asked_after_it_began() -> None:
     looks = Looks()
@@ -112,3 +113,45 @@ async def test_who_goes_away_takes_nobody_along() -> None:
 
     assert await asyncio.wait_for(stays, 5) == "STAYS"
     assert await together("later") == "LATER"
+
+
+@pytest.mark.guards("control_plane/together.py", "self._looking.discard(asyncio.current_task())", "pass")
+async def test_who_asks_in_the_very_turn_in_which_the_last_look_ends_is_answered_too() -> None:
+    together = Together(Looks())
+    first = [asyncio.create_task(together(f"first {number}")) for number in range(LOOKS_AT_ONCE)]
+    await asyncio.sleep(0)  # they have asked, and the looks begin with the next turn
+
+    last = asyncio.create_task(together("last"))  # comes after the looks, in that same turn
+
+    assert await asyncio.wait_for(last, 5) == "LAST"
+    await asyncio.gather(*first)
+
+
+@pytest.mark.guards("control_plane/together.py", ", context=Context()", "")
+async def test_a_look_runs_in_nobodys_context() -> None:
+    asker: ContextVar[str] = ContextVar("asker", default="nobody")
+
+    async def look(questions: Sequence[str]) -> Sequence[str]:
+        return [asker.get()] * len(questions)
+
+    together = Together(look)
+    asker.set("the first")
+
+    assert await together("whose look is it?") == "nobody"
+
+
+@pytest.mark.guards("control_plane/together.py", "asyncio.timeout(self._waits_seconds)", "asyncio.timeout(None)")
+async def test_behind_looks_that_hang_nobody_waits_for_ever_and_nobody_is_looked_for_who_has_gone() -> None:
+    looks = Looks()
+    looks.held.clear()
+    together = Together(looks, waits_seconds=0.05)
+    asked = [asyncio.create_task(together(f"{number}")) for number in range(AT_MOST * LOOKS_AT_ONCE * 3)]
+
+    heard = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+    begun = len(looks.about)
+    looks.held.set()
+
+    assert {type(each) for each in heard} == {RefusedError}
+    assert {each.refusal.code for each in heard if isinstance(each, RefusedError)} == {RefusalCode.STORE_UNAVAILABLE}
+    assert await together("later") == "LATER"
+    assert len(looks.about) == begun + 1
