@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egress_proxy.outlet import Outlet, Turn
+from egress_proxy.outlet import LARGE_BYTES, MOST_PIECES, Outlet, Turn
 
 OUTLET = "egress_proxy/outlet.py"
 
@@ -71,6 +71,29 @@ async def test_what_is_written_in_a_turn_leaves_at_its_end_in_order() -> None:
         assert before == (b"", b"")
         assert after == (b"ab", b"x")
         assert one.got() == b"c"
+
+
+async def test_a_large_piece_leaves_at_once_after_what_was_written_before_it() -> None:
+    end = await connection(Turn(asyncio.get_running_loop()))
+    with here(end):
+        end.outlet.write(b"a")
+        end.outlet.write(b"b" * LARGE_BYTES)
+        at_once = end.got()
+        end.outlet.write(b"c")
+        await the_turn_to_end()
+
+        assert at_once == b"a" + b"b" * LARGE_BYTES
+        assert end.got() == b"c"
+
+
+@pytest.mark.guards(OUTLET, " or len(pieces) >= MOST_PIECES:", ":")
+async def test_not_more_than_a_few_pieces_wait() -> None:
+    end = await connection(Turn(asyncio.get_running_loop()))
+    with here(end):
+        for _ in range(MOST_PIECES):
+            end.outlet.write(b"a")
+
+        assert end.got() == b"a" * MOST_PIECES
 
 
 @pytest.mark.guards(OUTLET, "    def close(self) -> None:\n        self.flush()\n", "    def close(self) -> None:\n")
