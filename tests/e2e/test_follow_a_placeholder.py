@@ -315,7 +315,7 @@ def change(what: str, workspace: Workspace, ticket: Ticket) -> None:
         case "the credential is deleted":
             api.ask("DELETE", f"{tenant}/credentials/api")
         case "the tenant is deleted":
-            api.ask("DELETE", tenant)
+            api.ask("DELETE", f"{tenant}?confirm={workspace.tenant}")
 
 
 @pytest.mark.parametrize("what", CHANGES)
