@@ -72,4 +72,6 @@ def revoke(
 def _state(placeholder: Json, now: float) -> str:
     if placeholder.get("revoked_at"):
         return "revoked"
+    if (placeholder.get("suspended_until") or 0) > now:
+        return "suspended"
     return "live" if placeholder["expires_at"] > now else "expired"

@@ -410,6 +410,23 @@ def test_a_session_listeners_opener_speaks_inside_the_listeners_tls(
     assert response.status == 200
 
 
+def test_a_client_of_a_listener_with_tls_that_speaks_nothing_but_h2_agrees_on_nothing_and_is_refused(
+    encrypted: tuple[World, ssl.SSLContext], upstream: Upstream
+) -> None:
+    world, context = encrypted
+    context.set_alpn_protocols(["h2"])
+
+    with world.reverse() as line:
+        line.start_tls(context, "127.0.0.1")
+        assert isinstance(line.sock, ssl.SSLSocket)
+        agreed = line.sock.selected_alpn_protocol()
+        response = line.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+
+        assert agreed is None
+        assert (response.status, response.refusal) == (505, "protocol_denied")
+        assert line.is_closed_by_peer()
+
+
 def test_a_client_without_tls_gets_nothing_from_a_listener_with_tls(
     encrypted: tuple[World, ssl.SSLContext], upstream: Upstream
 ) -> None:
