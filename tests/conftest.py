@@ -4,6 +4,11 @@ import os
 import shutil
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("coatcheck", deadline=None)
+settings.load_profile("coatcheck")
+"""Property tests run on machines with other work to do: no deadline for a single example."""
 
 pytest_plugins = (
     "tests.attacks.plugin",
