@@ -1,5 +1,6 @@
 """A tenant's setting never leaks through a pool: PgBouncer in transaction mode, or one connection that tasks share."""
 
+import asyncio
 import json
 import os
 import pwd
@@ -22,9 +23,9 @@ from control_plane.adapters.sql.engine import Database, open_database, open_fitt
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.store import SqlStore
 from control_plane.core.records import Tenant
-from tests.control_plane.pooling import TENANTS, work
+from tests.control_plane.pooling import TENANTS, raw, work
 from tests.control_plane.postgresql import Logins, database_with_two_logins, free_port
-from tests.control_plane.test_store import PLATFORM, fill
+from tests.control_plane.test_store import PLATFORM, event, fill
 
 ROOT: Final = Path(__file__).parents[2]
 SERVER_CONNECTIONS: Final = 3
@@ -131,6 +132,36 @@ async def test_a_pooler_is_noticed_and_a_server_is_not_taken_for_one(logins: Log
             database = await open_fitting(url)
             assert database.is_pooled == is_pooled
             await database.close()
+
+
+@pytest.mark.guards(
+    "control_plane/adapters/sql/connections.py",
+    "rows = await (prepared.fetch(*arguments) if prepared else self.driver.fetch(statement.text, *arguments))",
+    "rows = await (prepared or await self._ready(statement.text)).fetch(*arguments)",
+)
+@pytest.mark.guards("control_plane/adapters/sql/engine.py", """    "prepared_statement_name_func": lambda: "",\n""", "")
+@pytest.mark.needs("pgbouncer")
+async def test_behind_pgbouncer_no_statement_stays_with_the_server(logins: Logins) -> None:
+    left: list[str] = []
+
+    async def one(store: SqlStore, task: int) -> None:
+        for number in range(20):
+            async with store.write(PLATFORM) as records:
+                await records.tenants.list()  # the ordinary way
+                await records.outbox.position()  # in the driver's words, reading
+                await records.audit.append([event(100 * task + number)])  # and writing
+
+    with pgbouncer(logins) as urls:
+        database = await open_fitting(urls["app"])
+        store = SqlStore(database, LocalWake())
+        await asyncio.gather(*(one(store, task) for task in range(SERVER_CONNECTIONS * 3)))
+        for _ in range(20):
+            async with store.read(PLATFORM) as records:
+                found = await raw(records.tenants._tx).execute(text("SELECT statement FROM pg_prepared_statements"))
+                left += list(found.scalars())
+        await database.close()
+
+    assert left == []
 
 
 @pytest.mark.long

@@ -167,8 +167,8 @@ class OnTheLoop:
 
 
 class OnPostgresql:
-    """PostgreSQL: statements that are rendered are prepared once a connection, where nothing stands before the server
-    that would give the next transaction another one."""
+    """PostgreSQL: statements that are rendered are prepared once a connection. Behind a pooler, which gives the next
+    transaction another connection of the server, they have no name: they would stay where nobody forgets them."""
 
     def __init__(self, connection: AsyncConnection, *, prepares: bool) -> None:
         self.connection = connection
@@ -182,20 +182,26 @@ class OnPostgresql:
         return await self.connection.execute(statement, parameters)
 
     async def fetch(self, statement: Rendered, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        prepared = await self._ready(statement.text)
+        arguments = statement.arguments(parameters)
+        prepared = await self._ready(statement.text) if self._prepares else None
         try:
-            rows = await prepared.fetch(*statement.arguments(parameters))
+            rows = await (prepared.fetch(*arguments) if prepared else self.driver.fetch(statement.text, *arguments))
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise self._as_sqlalchemy_says(error) from error
         return [statement.row(row) for row in rows]
 
     async def run(self, statement: Rendered, parameters: Mapping[str, Any]) -> int:
-        prepared = await self._ready(statement.text)
+        arguments = statement.arguments(parameters)
+        prepared = await self._ready(statement.text) if self._prepares else None
         try:
-            await prepared.fetch(*statement.arguments(parameters))
+            if prepared is None:
+                said = await self.driver.execute(statement.text, *arguments)
+            else:
+                await prepared.fetch(*arguments)
+                said = prepared.get_statusmsg()
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise self._as_sqlalchemy_says(error) from error
-        return int(prepared.get_statusmsg().rpartition(" ")[2])
+        return int(said.rpartition(" ")[2])
 
     async def command(self, text: str) -> str:
         """Several statements at once, without parameters; what the last one answers."""
@@ -212,8 +218,7 @@ class OnPostgresql:
                 prepared = await self.driver.prepare(text, name=f"coatcheck_{uuid4().hex}")
             except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 raise self._as_sqlalchemy_says(error) from error
-            if self._prepares:
-                self._prepared[text] = prepared
+            self._prepared[text] = prepared
         return prepared
 
     @asynccontextmanager

@@ -50,9 +50,14 @@ _CONNECTING: Final[dict[str, Any]] = {
     "timeout": 10,
 }
 # Behind a transaction pooler (PgBouncer) the next transaction may run on another server connection, where a statement
-# that was prepared here does not exist: nothing is kept. Without one, statements are prepared once a connection: half
-# the processor time. The server plans them anew for each role, and its policies ask for the tenant as they run.
-_FIT_FOR_A_POOLER: Final[dict[str, Any]] = {"prepared_statement_cache_size": 0}
+# that was prepared here does not exist: nothing is kept, and nothing has a name, since it would be forgotten on that
+# other one and stay on this one until the server has no memory left. Without a pooler, statements are prepared once a
+# connection: half the processor time. The server plans them anew for each role, and its policies ask for the tenant as
+# they run.
+_FIT_FOR_A_POOLER: Final[dict[str, Any]] = {
+    "prepared_statement_cache_size": 0,
+    "prepared_statement_name_func": lambda: "",
+}
 
 DATABASE_URLS: Final = "sqlite+aiosqlite:////path/to/file or postgresql+asyncpg://user:password@host/database"
 
