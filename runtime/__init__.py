@@ -11,7 +11,8 @@ A turn walks through these files in this order:
 | `adapters/control_plane`  | the keys that session tokens are verified with, and the exchange                        |
 | `adapters/client_proof`   | by what we prove which client we are                                                    |
 | `adapters/session_ends`   | the control plane's side of a session's end                                             |
-| `adapters/memory`         | placeholders and conversations, in this process and nowhere else                        |
+| `placeholders`            | asked for once, renewed in place while a turn lasts, in this process and nowhere else    |
+| `adapters/memory`         | conversations, in this process and nowhere else                                         |
 | `endings`                 | sessions that end: told, forgotten, confirmed                                           |
 | `adapters/models`         | the call to the model, through the egress proxy                                         |
 

@@ -20,7 +20,7 @@ from control_plane.contract.secret import Secret
 from runtime import logs
 from runtime.adapters.client_proof import ByCertificate, BySecret, ByToken, ClientProof, certificate_end
 from runtime.adapters.control_plane import Exchange, SessionTokens
-from runtime.adapters.memory import PlaceholdersInMemory, SessionsInMemory
+from runtime.adapters.memory import SessionsInMemory
 from runtime.adapters.models import MessagesModel
 from runtime.adapters.session_ends import SessionEndsOverHttp
 from runtime.ambient import scrub_ambient_credentials
@@ -30,6 +30,7 @@ from runtime.endings import Endings
 from runtime.hardening import forbid_core_dumps
 from runtime.http import BoundedHttp
 from runtime.metrics import render_metrics
+from runtime.placeholders import PlaceholderStore
 from runtime.runner import Runner
 
 CONTROL_PLANE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
@@ -122,15 +123,15 @@ def _parts(
         control_plane,
         control_plane_url=settings.control_plane_url,
         proof=proof,
-        audience=settings.model_audience,
         clock=time.time,
     )
     sessions = SessionsInMemory(clock=time.time)
-    placeholders = PlaceholdersInMemory(exchange, clock=time.time)
+    placeholders = PlaceholderStore(exchange, clock=time.time)
     runner = Runner(
         sessions=sessions,
         placeholders=placeholders,
         model=MessagesModel(proxy, model=settings.model, max_tokens=settings.model_max_tokens),
+        audience=settings.model_audience,
     )
 
     endings = Endings(

@@ -1,14 +1,14 @@
 """What a turn needs from outside, as the runner sees it. `adapters/` has one end of each."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from control_plane.contract.caller import SessionId
 from control_plane.contract.refusal import Refusal, RefusedError
 from runtime.core.subject import Owner, SessionClaims
-from runtime.core.turn import Conversation, Placeholder
+from runtime.core.turn import Conversation, Holder, Placeholder
 
 
 class Identity(Protocol):
@@ -79,10 +79,14 @@ class SessionEnds(Protocol):
 
 
 class Placeholders(Protocol):
-    """Placeholders by (tenant, subject, session)."""
+    """Placeholders by their holder."""
 
-    async def placeholder(self, owner: Owner, session: SessionId, *, session_token: str) -> Placeholder:
+    async def placeholder(self, holder: Holder, *, session_token: str) -> Placeholder:
         """One that is alive. Raises `RefusedError`."""
+        ...
+
+    def in_use(self, owner: Owner, session: SessionId) -> AbstractAsyncContextManager[None]:
+        """While this lasts, every placeholder of the session stays alive."""
         ...
 
     def forget(self, owner: Owner, session: SessionId) -> None:
@@ -91,7 +95,19 @@ class Placeholders(Protocol):
 
 
 class PlaceholderRefusedError(Exception):
-    """The proxy knows the placeholder no longer, and sent nothing on."""
+    """The placeholder is known no longer: the proxy sent nothing on, or the control plane renews it no more."""
+
+
+class ExchangesPlaceholders(Protocol):
+    """Where placeholders come from. Both raise `RefusedError`."""
+
+    async def exchange(self, session_token: str, holder: Holder) -> Placeholder:
+        """A new one."""
+        ...
+
+    async def renew(self, placeholder: Placeholder, holder: Holder) -> Placeholder:
+        """The same one, and its proxy credential, for longer. Raises `PlaceholderRefusedError` where it is over."""
+        ...
 
 
 class Model(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from control_plane.contract.caller import SessionId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from runtime.core.subject import Owner
-from runtime.core.turn import Conversation, Placeholder
+from runtime.core.turn import Conversation, Holder, Placeholder
 from runtime.ports import Model, PlaceholderRefusedError, Placeholders, Sessions
 
 
@@ -24,10 +24,12 @@ class Turn:
 class Runner:
     """Carries out turns, one at a time in each session."""
 
-    def __init__(self, *, sessions: Sessions, placeholders: Placeholders, model: Model) -> None:
+    def __init__(self, *, sessions: Sessions, placeholders: Placeholders, model: Model, audience: str) -> None:
+        """`audience`: the name of the model's credential."""
         self._sessions = sessions
         self._placeholders = placeholders
         self._model = model
+        self._audience = audience
 
     async def carry_out(self, turn: Turn) -> str:
         """The model's answer. Raises `RefusedError`; then the conversation is as it was."""
@@ -35,8 +37,10 @@ class Runner:
         with self._sessions.hold(turn.session, owner=turn.owner, ends_at=turn.session_ends_at) as session:
             # (2) What the model is told: the finished turns, and this one's input.
             asked = session.conversation.asking(turn.input)
-            # (3) A placeholder for this owner and session, and (4) the model, through the proxy.
-            answer = await self._ask(turn, asked)
+            # (3) A placeholder for this owner and session, alive for as long as the turn lasts, and (4) the model,
+            # through the proxy.
+            async with self._placeholders.in_use(turn.owner, turn.session):
+                answer = await self._ask(turn, asked)
             # (5) Both sides are remembered together, or not at all.
             session.conversation = asked.answered(answer)
             return answer
@@ -62,4 +66,5 @@ class Runner:
             ) from None
 
     async def _placeholder(self, turn: Turn) -> Placeholder:
-        return await self._placeholders.placeholder(turn.owner, turn.session, session_token=turn.session_token)
+        holder = Holder(turn.owner, turn.session, self._audience)
+        return await self._placeholders.placeholder(holder, session_token=turn.session_token)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 import jwt
 
-from control_plane.contract.caller import ClientId, SessionId
+from control_plane.contract.caller import ClientId
 from control_plane.contract.credential import (
     DirectCredential,
     PlaceholderCredential,
@@ -28,8 +28,9 @@ from control_plane.contract.placement import placement_from_json
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from runtime.adapters.client_proof import ClientProof
 from runtime.core.session_token import ALGORITHM, MAX_TOKEN_BYTES, check_claims, check_header, token_invalid
-from runtime.core.subject import Owner, SessionClaims
-from runtime.core.turn import Placeholder
+from runtime.core.subject import SessionClaims
+from runtime.core.turn import Holder, Placeholder
+from runtime.ports import PlaceholderRefusedError
 
 Clock = Callable[[], float]
 """Unix seconds."""
@@ -49,6 +50,12 @@ PASSED_ON: Final = frozenset(
     }
 )
 """Codes of an exchange that mean the same to whoever asked for the turn. Every other is our own trouble."""
+
+
+_OVER: Final = frozenset(
+    {RefusalCode.REVOKED_PLACEHOLDER, RefusalCode.UNKNOWN_PLACEHOLDER, RefusalCode.EXPIRED_PLACEHOLDER}
+)
+"""What a renewal hears of a placeholder that will never be good again."""
 
 
 class SessionTokens:
@@ -136,50 +143,61 @@ def _signing_keys(key_set: Any) -> dict[str, jwt.PyJWK]:
 
 
 class Exchange:
-    """`POST /oauth/token`: a session token in, a placeholder for the model's credential out."""
+    """`POST /oauth/token`: a session token in, a placeholder for a credential out; or a placeholder, for longer."""
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        *,
-        control_plane_url: str,
-        proof: ClientProof,
-        audience: str,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, http: httpx.AsyncClient, *, control_plane_url: str, proof: ClientProof, clock: Clock) -> None:
         self._http = http
         self._url = f"{control_plane_url}/oauth/token"
         self._proof = proof
-        self._audience = audience
         self._clock = clock
 
-    async def exchange(self, session_token: str, *, owner: Owner, session: SessionId) -> Placeholder:
-        """A new placeholder of this owner and session. Raises `RefusedError`."""
+    async def exchange(self, session_token: str, holder: Holder) -> Placeholder:
+        """See `runtime.ports.ExchangesPlaceholders`."""
+        response = await self._post(
+            {"subject_token": session_token, "subject_token_type": TOKEN_TYPE_JWT, "audience": holder.audience}
+        )
+        return self._read(response, holder)
+
+    async def renew(self, placeholder: Placeholder, holder: Holder) -> Placeholder:
+        """See `runtime.ports.ExchangesPlaceholders`."""
+        response = await self._post(
+            {
+                "subject_token": placeholder.credential.value,
+                "subject_token_type": TOKEN_TYPE_PLACEHOLDER,
+                "audience": holder.audience,
+                "proxy_credential": placeholder.proxy_credential,
+            }
+        )
+        if _json_object(response).get("code") in _OVER:
+            raise PlaceholderRefusedError
+        renewed = self._read(response, holder)
+        if (renewed.credential, renewed.proxy_credential) != (placeholder.credential, placeholder.proxy_credential):
+            raise _wrong_answer("is another placeholder than the one that was to be renewed")
+        return renewed
+
+    async def _post(self, asked: Mapping[str, str]) -> httpx.Response:
         form = {
             "grant_type": GRANT_TYPE_TOKEN_EXCHANGE,
-            "subject_token": session_token,
-            "subject_token_type": TOKEN_TYPE_JWT,
             "requested_token_type": TOKEN_TYPE_PLACEHOLDER,
-            "audience": self._audience,
+            **asked,
             **self._proof.form(),
         }
         try:
-            response = await self._http.post(self._url, data=form, headers=self._proof.oauth_headers())
+            return await self._http.post(self._url, data=form, headers=self._proof.oauth_headers())
         except httpx.HTTPError:
             raise unavailable("the control plane does not answer") from None
+
+    def _read(self, response: httpx.Response, holder: Holder) -> Placeholder:
         answer = _json_object(response)
         if response.status_code != httpx.codes.OK:
             raise _refused_exchange(response, answer)
-        return _placeholder(answer, owner=owner, session=session, now=self._clock())
+        return _placeholder(answer, holder=holder, now=self._clock())
 
 
-def _placeholder(answer: Mapping[str, Any], *, owner: Owner, session: SessionId, now: float) -> Placeholder:
+def _placeholder(answer: Mapping[str, Any], *, holder: Holder, now: float) -> Placeholder:
     """A successful answer, every field of it checked. Raises `RefusedError`."""
-    if (answer.get("tenant"), answer.get("subject"), answer.get("session_id")) != (
-        owner.tenant,
-        owner.subject,
-        session,
-    ):
+    about = (answer.get("tenant"), answer.get("subject"), answer.get("session_id"))
+    if about != (holder.owner.tenant, holder.owner.subject, holder.session):
         raise _wrong_answer("is about somebody else")
     credential = _placeholder_credential(answer)
     proxy_credential, base_url, expires_in = (

@@ -1,23 +1,21 @@
-"""What the runtime remembers: conversations and placeholders, in this process and nowhere else.
+"""What the runtime remembers: conversations, in this process and nowhere else.
 
-Rule: everything is kept by its owner and bounded. Placeholders are written nowhere, and are gone with the process.
+Rule: everything is kept by its owner and bounded.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from control_plane.contract.caller import SessionId
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from runtime.core.subject import Owner
-from runtime.core.turn import Conversation, Placeholder
+from runtime.core.turn import Conversation
 from runtime.ports import HeldSession
 
 MAX_SESSIONS: Final = 10_000
-RENEW_BEFORE_SECONDS: Final = 60.0
-"""A placeholder nearer to its end than this is not begun a turn with."""
 
 Clock = Callable[[], float]
 """Unix seconds."""
@@ -99,34 +97,3 @@ class SessionsInMemory:
 
 def _not_found() -> RefusedError:
     return RefusedError(Refusal(RefusalCode.SESSION_NOT_FOUND, detail="there is no such session", hint="open one"))
-
-
-class ExchangesPlaceholders(Protocol):
-    """Where new placeholders come from."""
-
-    async def exchange(self, session_token: str, *, owner: Owner, session: SessionId) -> Placeholder: ...
-
-
-class PlaceholdersInMemory:
-    """See `runtime.ports.Placeholders`. Kept by (tenant, subject, session); exchanged anew shortly before their end."""
-
-    def __init__(self, exchange: ExchangesPlaceholders, *, clock: Clock, capacity: int = MAX_SESSIONS) -> None:
-        self._exchange = exchange
-        self._clock = clock
-        self._capacity = capacity
-        self._kept: OrderedDict[tuple[Owner, SessionId], Placeholder] = OrderedDict()
-
-    async def placeholder(self, owner: Owner, session: SessionId, *, session_token: str) -> Placeholder:
-        kept = self._kept.get((owner, session))
-        if kept is not None and self._clock() < kept.expires_at - RENEW_BEFORE_SECONDS:
-            self._kept.move_to_end((owner, session))
-            return kept
-        fresh = await self._exchange.exchange(session_token, owner=owner, session=session)
-        self._kept[owner, session] = fresh
-        self._kept.move_to_end((owner, session))
-        while len(self._kept) > self._capacity:
-            self._kept.popitem(last=False)
-        return fresh
-
-    def forget(self, owner: Owner, session: SessionId) -> None:
-        self._kept.pop((owner, session), None)

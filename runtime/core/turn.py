@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from control_plane.contract.caller import SessionId
 from control_plane.contract.credential import PlaceholderCredential
 from control_plane.contract.placement import Placement
+from runtime.core.subject import Owner
 
 MAX_INPUT_CHARACTERS: Final = 200_000
 MAX_CONVERSATION_CHARACTERS: Final = 2_000_000
@@ -34,6 +36,16 @@ class Conversation:
 
     def answered(self, text: str) -> "Conversation":
         return replace(self, messages=(*self.messages, Message("assistant", text)))
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whose a placeholder is, and what for."""
+
+    owner: Owner
+    session: SessionId
+    audience: str
+    """The credential's name."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
@@ -16,7 +17,7 @@ from runtime.adapters.memory import SessionsInMemory
 from runtime.api import MAX_BODY_BYTES, Parts, make_app
 from runtime.core.session_token import token_invalid
 from runtime.core.subject import Owner, SessionClaims
-from runtime.core.turn import Conversation, Placeholder
+from runtime.core.turn import Conversation, Holder, Placeholder
 from runtime.endings import Endings
 from runtime.runner import Runner
 
@@ -45,9 +46,13 @@ class World:
             raise token_invalid()
         return CLAIMS[unverified_token]
 
-    async def placeholder(self, owner: Owner, session: SessionId, *, session_token: str) -> Placeholder:
-        self.log.append(f"exchange {owner.tenant}/{owner.subject}")
+    async def placeholder(self, holder: Holder, *, session_token: str) -> Placeholder:
+        self.log.append(f"exchange {holder.owner.tenant}/{holder.owner.subject}")
         return Placeholder(PlaceholderCredential("p"), HeaderPlacement("x-api-key"), "proof", "http://p", 9e9)
+
+    @asynccontextmanager
+    async def in_use(self, owner: Owner, session: SessionId) -> AsyncIterator[None]:
+        yield
 
     def forget(self, owner: Owner, session: SessionId) -> None:
         self.log.append("forget")
@@ -79,7 +84,7 @@ class World:
 
     def app(self) -> Any:
         sessions, numbers = SessionsInMemory(clock=lambda: 1_000.0), count(1)
-        runner = Runner(sessions=sessions, placeholders=self, model=self)
+        runner = Runner(sessions=sessions, placeholders=self, model=self, audience="anthropic")
         endings = Endings(self, sessions, self, grace_seconds=30, monotonic=lambda: 0.0)
         return make_app(Parts(self, sessions, runner, endings, self.ready, lambda: b"", lambda: f"req_{next(numbers)}"))
 

@@ -1,6 +1,7 @@
 """Sessions that end: nothing is forgotten too early, nothing is confirmed before everybody could look."""
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -9,7 +10,7 @@ from control_plane.contract.refusal import RefusalCode, RefusedError
 from runtime.adapters.control_plane import unavailable
 from runtime.adapters.memory import SessionsInMemory
 from runtime.core.subject import Owner
-from runtime.core.turn import Conversation, Message, Placeholder
+from runtime.core.turn import Conversation, Holder, Message, Placeholder
 from runtime.endings import Endings
 
 FILE = "runtime/endings.py"
@@ -58,7 +59,10 @@ class Replica:
         self.forgotten: list[tuple[Owner, SessionId]] = []
         self.endings = Endings(control_plane, self.sessions, self, grace_seconds=GRACE, monotonic=lambda: self.now)
 
-    async def placeholder(self, owner: Owner, session: SessionId, *, session_token: str) -> Placeholder:
+    def in_use(self, owner: Owner, session: SessionId) -> AbstractAsyncContextManager[None]:
+        raise AssertionError("an ending begins nothing")
+
+    async def placeholder(self, holder: Holder, *, session_token: str) -> Placeholder:
         raise AssertionError("nobody asks for one here")
 
     def forget(self, owner: Owner, session: SessionId) -> None:

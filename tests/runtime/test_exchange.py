@@ -14,13 +14,14 @@ from control_plane.contract.secret import Secret
 from runtime.adapters.client_proof import BySecret
 from runtime.adapters.control_plane import Exchange
 from runtime.core.subject import Owner
-from runtime.core.turn import Placeholder
+from runtime.core.turn import Holder, Placeholder
+from runtime.ports import PlaceholderRefusedError
 
 FILE = "runtime/adapters/control_plane.py"
 
 C = RefusalCode
 NOW = 1_800_000_000.0
-ALICE, SESSION = Owner(TenantId("acme"), SubjectId("alice")), SessionId("ses_1")
+HOLDER = Holder(Owner(TenantId("acme"), SubjectId("alice")), SessionId("ses_1"), "anthropic")
 PLACEHOLDER = "sk-ant-api03-coatchk1" + "A" * 28
 REAL = "sk-real-0123456789"
 
@@ -59,13 +60,12 @@ def exchange_with(control_plane: ControlPlane) -> Exchange:
         httpx.AsyncClient(transport=httpx.MockTransport(control_plane)),
         control_plane_url="http://control-plane.test",
         proof=BySecret(ClientId("runtime-1"), Secret("client-secret")),
-        audience="anthropic",
         clock=lambda: NOW,
     )
 
 
 async def ask(answer: httpx.Response | Exception) -> Placeholder:
-    return await exchange_with(ControlPlane(answer)).exchange("the.session.token", owner=ALICE, session=SESSION)
+    return await exchange_with(ControlPlane(answer)).exchange("the.session.token", HOLDER)
 
 
 async def refusal_of(answer: httpx.Response | Exception) -> RefusedError:
@@ -77,7 +77,7 @@ async def refusal_of(answer: httpx.Response | Exception) -> RefusedError:
 async def test_a_placeholder_is_asked_for_and_nothing_else() -> None:
     control_plane = ControlPlane(httpx.Response(200, json=GOOD_ANSWER))
 
-    await exchange_with(control_plane).exchange("the.session.token", owner=ALICE, session=SESSION)
+    await exchange_with(control_plane).exchange("the.session.token", HOLDER)
 
     (request,) = control_plane.requests
     assert str(request.url) == "http://control-plane.test/oauth/token"
@@ -200,3 +200,64 @@ async def test_the_control_planes_wish_to_be_asked_later_is_passed_on() -> None:
 @pytest.mark.parametrize("failure", [httpx.ConnectError("x"), httpx.ReadTimeout("x"), httpx.RemoteProtocolError("x")])
 async def test_a_control_plane_that_does_not_answer_is_unavailable_and_nothing_else(failure: Exception) -> None:
     assert (await refusal_of(failure)).refusal.code is C.CREDENTIAL_UNAVAILABLE
+
+
+# --- for longer ------------------------------------------------------------------------------------------------------
+
+HELD = Placeholder(
+    PlaceholderCredential(PLACEHOLDER), HeaderPlacement("x-api-key"), "coat_coatprx1" + "B" * 28, "http://p", NOW + 5
+)
+
+
+async def renew(answer: httpx.Response | Exception) -> Placeholder:
+    return await exchange_with(ControlPlane(answer)).renew(HELD, HOLDER)
+
+
+async def test_a_renewal_names_the_placeholder_and_its_proxy_credential_and_no_session_token() -> None:
+    control_plane = ControlPlane(httpx.Response(200, json=GOOD_ANSWER))
+
+    renewed = await exchange_with(control_plane).renew(HELD, HOLDER)
+
+    assert parse_qs(control_plane.requests[0].content.decode()) == {
+        "grant_type": ["urn:ietf:params:oauth:grant-type:token-exchange"],
+        "subject_token": [PLACEHOLDER],
+        "subject_token_type": ["urn:coatcheck:token-type:placeholder"],
+        "requested_token_type": ["urn:coatcheck:token-type:placeholder"],
+        "audience": ["anthropic"],
+        "proxy_credential": [HELD.proxy_credential],
+    }
+    assert renewed.expires_at == NOW + 900
+
+
+@pytest.mark.guards(
+    FILE,
+    "(renewed.credential, renewed.proxy_credential) != (placeholder.credential, placeholder.proxy_credential)",
+    "False",
+)
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"upstream_credential": {"mode": "placeholder", "value": "another"}},
+        {"proxy_credential": "another"},
+        {"subject": "bob"},
+        {"tenant": "evil"},
+        {"session_id": "ses_2"},
+    ],
+)
+async def test_a_renewal_that_answers_with_something_else_is_an_error(other: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError) as refused:
+        await renew(httpx.Response(200, json=GOOD_ANSWER | other))
+
+    assert refused.value.refusal.code is C.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("code", ["revoked_placeholder", "unknown_placeholder", "expired_placeholder"])
+async def test_a_placeholder_that_is_over_is_not_renewed(code: str) -> None:
+    with pytest.raises(PlaceholderRefusedError):
+        await renew(httpx.Response(400, json={"error": "invalid_request", "code": code}))
+
+
+async def test_a_renewal_that_nobody_answers_says_nothing_of_the_placeholder() -> None:
+    for failure in (httpx.ConnectError("away"), httpx.Response(503, json={"code": "store_unavailable"})):
+        with pytest.raises(RefusedError):
+            await renew(failure)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import Deployment, wait_for
+from tests.support.processes import Deployment, start_deployment, wait_for
 from tests.support.provider import ANSWER, serve_provider
 from tests.support.runtimes import AUDIENCE, Runtime, Workspace, start_runtime
 from tests.support.upstream import Gate, Request, Upstream, Wire, message
@@ -215,3 +215,30 @@ def _memory_holds(pid: int, needle: bytes) -> bool:
             except (OSError, ValueError, OverflowError):
                 continue  # [vvar] and alike cannot be read
     return False
+
+
+@pytest.mark.long
+def test_a_turn_outlives_many_lives_of_its_placeholder(tmp_path: Path, secret: str) -> None:
+    """The model thinks for longer than a placeholder lives; what the turn began with is good to its end."""
+    gate, short_lives = Gate(), {"PLACEHOLDER_TTL_SECONDS": "2"}
+    deployment = start_deployment(tmp_path, control_plane_settings=short_lives)
+    try:
+        with Upstream(deployment.upstream_ca) as upstream, ThreadPoolExecutor(1) as pool:
+            runtime = start_runtime(deployment, tmp_path)
+            workspace = runtime.workspace(upstream, secret)
+            upstream.on("/v1/messages", _held_by(gate, secret))
+            under_way = pool.submit(runtime.turn, workspace.session())
+            wait_for(lambda: len(_actions(workspace, "exchange.renew")) >= 4, timeout_seconds=30)
+            gate.open()
+            answer = under_way.result(20)
+            exchanged = _actions(workspace, "exchange")
+            runtime.served.stop()
+    finally:
+        deployment.stop()
+
+    assert (answer.status_code, answer.json()["output"]) == (200, "held")
+    assert len(exchanged) == 1
+
+
+def _actions(workspace: Workspace, action: str) -> list[dict[str, Any]]:
+    return [event for event in workspace.deployment.api.audit(workspace.tenant) if event["action"] == action]

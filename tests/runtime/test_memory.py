@@ -3,12 +3,10 @@
 import pytest
 
 from control_plane.contract.caller import SessionId, SubjectId, TenantId
-from control_plane.contract.credential import PlaceholderCredential
-from control_plane.contract.placement import HeaderPlacement
 from control_plane.contract.refusal import RefusalCode, RefusedError
-from runtime.adapters.memory import RENEW_BEFORE_SECONDS, PlaceholdersInMemory, SessionsInMemory
+from runtime.adapters.memory import SessionsInMemory
 from runtime.core.subject import Owner
-from runtime.core.turn import Conversation, Message, Placeholder
+from runtime.core.turn import Conversation, Message
 
 FILE = "runtime/adapters/memory.py"
 
@@ -113,82 +111,3 @@ def test_a_session_under_way_is_never_forgotten() -> None:
         owner = sessions.owner(ONE)
 
     assert owner == ALICE
-
-
-# --- placeholders ----------------------------------------------------------------------------------------------------
-
-
-class Exchange:
-    """A control plane that gives each time another placeholder."""
-
-    def __init__(self, time: Time) -> None:
-        self.time = time
-        self.asked: list[tuple[Owner, str, str]] = []
-
-    async def exchange(self, session_token: str, *, owner: Owner, session: SessionId) -> Placeholder:
-        self.asked.append((owner, session, session_token))
-        value = PlaceholderCredential(f"placeholder-{len(self.asked)}")
-        return Placeholder(value, HeaderPlacement("x-api-key"), "proof", "http://p", self.time.now + 900)
-
-
-async def take(placeholders: PlaceholdersInMemory, owner: Owner, session: SessionId, token: str = "t") -> str:
-    return (await placeholders.placeholder(owner, session, session_token=token)).credential.value
-
-
-async def test_a_placeholder_is_used_again_within_its_session() -> None:
-    time = Time()
-    exchange = Exchange(time)
-    placeholders = PlaceholdersInMemory(exchange, clock=time)
-
-    assert await take(placeholders, ALICE, ONE) == await take(placeholders, ALICE, ONE, "another token")
-    assert exchange.asked == [(ALICE, ONE, "t")]
-
-
-@pytest.mark.guards(FILE, "kept = self._kept.get((owner, session))", "kept = next(iter(self._kept.values()), None)")
-async def test_no_placeholder_is_used_for_another_tenant_subject_or_session() -> None:
-    time = Time()
-    placeholders = PlaceholdersInMemory(Exchange(time), clock=time)
-
-    taken = [
-        await take(placeholders, owner, session)
-        for owner, session in ((ALICE, ONE), (BOB, ONE), (OTHER_ALICE, ONE), (ALICE, TWO))
-    ]
-
-    assert len(set(taken)) == 4
-
-
-async def test_a_placeholder_is_exchanged_anew_before_it_ends() -> None:
-    time = Time()
-    exchange = Exchange(time)
-    placeholders = PlaceholdersInMemory(exchange, clock=time)
-    await take(placeholders, ALICE, ONE)
-
-    time.now += 900 - RENEW_BEFORE_SECONDS - 1
-    just_before = await take(placeholders, ALICE, ONE)
-    time.now += 1
-    after = await take(placeholders, ALICE, ONE, "fresh token")
-
-    assert (just_before, after) == ("placeholder-1", "placeholder-2")
-    assert exchange.asked[-1] == (ALICE, ONE, "fresh token")
-
-
-async def test_a_forgotten_placeholder_is_not_used_again() -> None:
-    time = Time()
-    placeholders = PlaceholdersInMemory(Exchange(time), clock=time)
-    await take(placeholders, ALICE, ONE)
-
-    placeholders.forget(ALICE, ONE)
-    placeholders.forget(BOB, ONE)
-
-    assert await take(placeholders, ALICE, ONE) == "placeholder-2"
-
-
-async def test_only_so_many_placeholders_are_kept() -> None:
-    time = Time()
-    exchange = Exchange(time)
-    placeholders = PlaceholdersInMemory(exchange, clock=time, capacity=2)
-
-    for session in (ONE, TWO, SessionId("ses_3"), TWO, ONE):
-        await take(placeholders, ALICE, session)
-
-    assert [session for _, session, _ in exchange.asked] == [ONE, TWO, "ses_3", ONE]

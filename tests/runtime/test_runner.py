@@ -1,5 +1,7 @@
 """One turn: in whose name, with which placeholder, and what is left when it fails."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,7 @@ from control_plane.contract.placement import HeaderPlacement
 from control_plane.contract.refusal import Refusal, RefusalCode, RefusedError
 from runtime.adapters.memory import SessionsInMemory
 from runtime.core.subject import Owner
-from runtime.core.turn import Conversation, Placeholder
+from runtime.core.turn import Conversation, Holder, Placeholder
 from runtime.ports import PlaceholderRefusedError
 from runtime.runner import Runner, Turn
 
@@ -25,10 +27,21 @@ class Placeholders:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.given = 0
+        self.used = 0
 
-    async def placeholder(self, owner: Owner, session: SessionId, *, session_token: str) -> Placeholder:
+    @asynccontextmanager
+    async def in_use(self, owner: Owner, session: SessionId) -> AsyncIterator[None]:
+        self.used += 1
+        try:
+            yield
+        finally:
+            self.used -= 1
+
+    async def placeholder(self, holder: Holder, *, session_token: str) -> Placeholder:
+        assert self.used == 1, "what is used in a turn is kept alive for as long as it lasts"
         self.given += 1
-        self.log.append(f"exchange {owner.tenant}/{owner.subject}/{session} with {session_token}")
+        owner = holder.owner
+        self.log.append(f"exchange {owner.tenant}/{owner.subject}/{holder.session} with {session_token}")
         value = PlaceholderCredential(f"p{self.given}")
         return Placeholder(value, HeaderPlacement("x-api-key"), "proof", "http://p", 9e9)
 
@@ -53,7 +66,10 @@ class Model:
 
 def runner_with(model: Model, placeholders: Placeholders | None = None) -> Runner:
     return Runner(
-        sessions=SessionsInMemory(clock=lambda: 1_000.0), placeholders=placeholders or Placeholders(), model=model
+        sessions=SessionsInMemory(clock=lambda: 1_000.0),
+        placeholders=placeholders or Placeholders(),
+        model=model,
+        audience="anthropic",
     )
 
 
