@@ -340,7 +340,15 @@ class Exchange:
         return known.rendered + body
 
     def _reply_head(self, data: bytes) -> bytes:
-        """What to send on, from bytes that hold (a part of) a head. Raises `UpstreamProtocolError`."""
+        """What to send on, from bytes that hold (a part of) a head. Raises `UpstreamProtocolError` and `LeakError`."""
+        try:
+            return self._beginning(data)
+        except (UpstreamProtocolError, LeakError):
+            # Of what came with the head nothing has gone to the client: it can still be told.
+            self._reply, self._is_opaque = None, False
+            raise
+
+    def _beginning(self, data: bytes) -> bytes:
         data = self._reply_buffer + data if self._reply_buffer else data
         self._reply_buffer = b""
         interim = b""

@@ -86,6 +86,7 @@ def test_a_short_secret_that_comes_back_blocks_the_reply(world: World, upstream:
 
     assert SHORT.encode() not in received
     assert b"after" not in received
+    assert b"Coatcheck-Refusal: response_leak_blocked" in received
     [leak] = leaks_of(world, ticket)
     assert leak.placeholder_id == ticket.binding.placeholder_id
 

@@ -7,10 +7,12 @@ from tests.support.control_plane_simulator import Ticket
 from tests.support.raw_client import Response
 from tests.support.upstream import (
     Behaviour,
+    Gate,
     Request,
     Upstream,
     Wire,
     chunk,
+    gated,
     message,
     plain,
     sends,
@@ -162,6 +164,47 @@ def test_a_reply_with_any_doubt_about_it_is_a_502_of_ours(world: World, upstream
 
     assert (response.status, response.refusal) == (502, "upstream_protocol_error")
     assert response.header("x-should-retry") == "false"
+
+
+@pytest.mark.guards("egress_proxy/exchange.py", "self._reply, self._is_opaque = None, False", "pass")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"2;ext=1\r\nok\r\n0\r\n\r\n",
+        b"0x2\r\nok\r\n0\r\n\r\n",
+        b"+2\r\nok\r\n0\r\n\r\n",
+        b"2\nok\r\n0\r\n\r\n",
+        b"2\r\nokX\r\n0\r\n\r\n",
+        b"2 \r\nok\r\n0\r\n\r\n",
+        b"FFFFFFFFFFFFFFFFF\r\n",
+        b"\r\nok",
+    ],
+)
+def test_a_chunked_reply_with_any_doubt_is_a_502_of_ours_and_its_connection_is_closed(
+    world: World, upstream: Upstream, body: bytes
+) -> None:
+    """Nothing of it has gone to the client yet, so the client is told, and does not just find a closed connection."""
+    upstream.default = sends(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+
+    response = ask(world, world.ticket(upstream.url))
+
+    assert (response.status, response.refusal) == (502, "upstream_protocol_error")
+    upstream.wait_for(lambda u: u.connections[-1].closed_at is not None)
+
+
+def test_a_doubt_that_comes_later_breaks_the_reply_off(world: World, upstream: Upstream) -> None:
+    gate = Gate()
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"
+    upstream.default = gated(head, gate, b"2;ext=1\r\nok\r\n0\r\n\r\n")
+    ticket = world.ticket(upstream.url)
+
+    with world.reverse() as line:
+        line.send(get(reverse_path(ticket), headers={"Authorization": ticket.bearer}))
+        line.read_until(b"ok\r\n")
+        gate.open()
+        rest = line.read_to_end()
+
+    assert rest == b""
 
 
 @pytest.mark.guards("egress_proxy/exchange.py", "and head.is_coded", "and False")
