@@ -140,6 +140,29 @@ async def test_whoever_is_cancelled_at_any_point_of_a_transaction_leaves_no_conn
     await app.close()
 
 
+@pytest.mark.guards("control_plane/adapters/sql/store.py", "        if not is_over:  #", "        if False:  #")
+async def test_whoever_is_cancelled_while_a_failed_transaction_is_undone_leaves_it_to_nobody(server: str) -> None:
+    app = open_database((await migrated_by_owner(server)).app)
+    store, scope = SqlStore(app, LocalWake()), PlatformScope(CrossTenantReason.ADMINISTER)
+    lost = Tenant(TenantId("lost"), 1.5)
+
+    async def fails() -> None:
+        async with store.write(scope) as records:
+            await records.tenants.add(lost)
+            task = asyncio.current_task()
+            assert task is not None
+            task.get_loop().call_soon(task.cancel)  # comes while ROLLBACK is under way
+            raise ZeroDivisionError
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(fails())
+
+    assert app.idle._connections == []
+    async with store.read(scope) as records:
+        assert await records.tenants.get(lost.id) is None
+    await app.close()
+
+
 @pytest.mark.guards("control_plane/adapters/sql/store.py", '!= "COMMIT":', '== "never":')
 async def test_a_transaction_in_which_a_statement_failed_is_never_taken_for_committed(server: str) -> None:
     app = open_database((await migrated_by_owner(server)).app)

@@ -140,14 +140,18 @@ async def _commit(opened: OnPostgresql) -> None:
 
 async def _undo(opened: OnPostgresql, error: BaseException) -> None:
     """The connection goes back with no transaction on it, or does not go back."""
-    # Whoever was cancelled may have left a statement under way.
-    if isinstance(error, Exception) and not opened.driver.is_closed():
-        with suppress(DBAPIError, TimeoutError, OSError):
-            async with asyncio.timeout(_ROLLBACK_SECONDS):
-                await opened.command("ROLLBACK")
-                return
-    opened.driver.terminate()
-    await opened.connection.invalidate()
+    is_over = False
+    try:
+        # Whoever was cancelled may have left a statement under way.
+        if isinstance(error, Exception) and not opened.driver.is_closed():
+            with suppress(DBAPIError, TimeoutError, OSError):
+                async with asyncio.timeout(_ROLLBACK_SECONDS):
+                    await opened.command("ROLLBACK")
+                    is_over = True
+    finally:
+        if not is_over:  # also whoever is cancelled in the middle of this
+            opened.driver.terminate()
+            await opened.connection.invalidate()
 
 
 def _entering(scope: Scope) -> str:
