@@ -28,6 +28,15 @@ WRITE_HIGH_WATER_BYTES: Final = 262_144
 LINGER_SECONDS: Final = 2.0
 """How long the last bytes of a tunnel may take to arrive."""
 MAX_OWN_CAS: Final = 256
+SESSION_SECONDS: Final = 3600.0
+"""How long a TLS session is gone on with before another is taken. CPython 3.11 loses some kilobytes whenever it hands
+one out (`SSLObject.session` makes a copy and forgets it), so that one for each connection would fill the memory."""
+MAX_SESSIONS: Final = 4096
+
+
+_LaneKey = tuple[str, Endpoint, str | None]
+_Session = tuple[ssl.SSLContext, ssl.SSLSession]
+"""With the context that it belongs to."""
 
 
 class Lane:
@@ -42,8 +51,7 @@ class Lane:
         self.ca_pem = ca_pem
         """What alone is trusted there; None: what the proxy trusts."""
         self.idle: dict[str, list[UpstreamConnection]] = {}
-        self.session: tuple[ssl.SSLContext, ssl.SSLSession] | None = None
-        """With the context that it belongs to."""
+        self.session: _Session | None = None
 
 
 class Reader(Protocol):
@@ -139,7 +147,7 @@ class UpstreamConnection(asyncio.Protocol):
         return is_its_lane and (forward.allow_private or judge(self.address))
 
     @property
-    def session(self) -> tuple[ssl.SSLContext, ssl.SSLSession] | None:
+    def session(self) -> _Session | None:
         """The TLS session, for a next connection on the same lane to go on with (RFC 8446 §2.2)."""
         session = self._tls.session if self._tls is not None else None
         return (self._tls.context, session) if self._tls is not None and session is not None else None
@@ -328,6 +336,8 @@ class Upstreams:
         self._lanes: WeakValueDictionary[tuple[str, Endpoint, str | None], Lane] = WeakValueDictionary()
         self._all: set[UpstreamConnection] = set()
         self._own_cas: OrderedDict[str, ssl.SSLContext] = OrderedDict()
+        self._sessions: OrderedDict[_LaneKey, tuple[float, _Session | None]] = OrderedDict()
+        """When each lane's was taken, and what it was. They outlive their lanes, gone while nobody has one."""
 
     @property
     def open_count(self) -> int:
@@ -338,6 +348,7 @@ class Upstreams:
         lane = self._lanes.get((tenant, endpoint, ca_pem))
         if lane is None:
             lane = self._lanes[tenant, endpoint, ca_pem] = Lane(tenant, endpoint, ca_pem)
+            _, lane.session = self._sessions.get((tenant, endpoint, ca_pem), (0.0, None))
         return lane
 
     def take(self, lane: Lane, *, allow_private: bool) -> UpstreamConnection | None:
@@ -384,7 +395,7 @@ class Upstreams:
             return
         connection.idle_since = self._loop.time()
         if connection.requests == 1:
-            _remember_session(connection)
+            self._remember_session(connection)
         if idle is None:
             connection.lane.idle[connection.address] = [connection]
         else:
@@ -393,6 +404,8 @@ class Upstreams:
     def trust(self, context: ssl.SSLContext) -> None:
         """Other CAs from now on: nothing that was verified by the old ones carries another request."""
         self._context = context
+        for key in [key for key in self._sessions if key[2] is None]:
+            del self._sessions[key]
         for lane in list(self._lanes.values()):
             if lane.ca_pem is not None:
                 continue
@@ -488,17 +501,26 @@ class Upstreams:
         return context
 
     def _forget(self, connection: UpstreamConnection) -> None:
-        _remember_session(connection)
+        self._remember_session(connection)
         self._all.discard(connection)
         idle = connection.lane.idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)
 
-
-def _remember_session(connection: UpstreamConnection) -> None:
-    # TLS 1.3 sends its tickets after the handshake (RFC 8446 §4.6.1): after a reply they have come.
-    if (session := connection.session) is not None:
-        connection.lane.session = session
+    def _remember_session(self, connection: UpstreamConnection) -> None:
+        # TLS 1.3 sends its tickets after the handshake (RFC 8446 §4.6.1): after a reply they have come.
+        lane, now = connection.lane, self._loop.time()
+        if connection.tls_context is None or not self._is_trusted_still(connection):
+            return
+        key = (lane.tenant, lane.endpoint, lane.ca_pem)
+        known = self._sessions.get(key)
+        if known is not None and now - known[0] < SESSION_SECONDS:
+            return
+        lane.session = connection.session
+        self._sessions[key] = (now, lane.session)
+        self._sessions.move_to_end(key)
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
 
 
 def _close_late_winner(attempt: "asyncio.Task[UpstreamConnection]") -> None:
