@@ -266,7 +266,7 @@ def decide(head: RequestHead, connection: Connection, view: CacheView, now: floa
         # (4) What this caller may reach.
         policy = _policy(caller, view)
         route: RouteBase | None = None
-        origin_target = _origin_form(head.target, connection)
+        origin_target = _origin_form(head.method, head.target, connection)
         if endpoint is None:
             chosen, origin_target = _reverse_route(head.target, policy)
             facts.endpoint = endpoint = chosen.destinations[0].endpoint
@@ -432,12 +432,14 @@ def _authority(text: bytes, *, default_port: int | None) -> tuple[str, int]:
     return host, port
 
 
-def _origin_form(target: bytes, connection: Connection) -> bytes:
+def _origin_form(method: str, target: bytes, connection: Connection) -> bytes:
     """The target as an origin server gets it (RFC 9112 §3.2.1, §3.2.4)."""
     if connection.mode is Mode.REVERSE or connection.tunnel is not None:
         return target
     rest = target.partition(b"://")[2]
     path = rest[len(_until(rest, b"/?#")) :]
+    if method == "OPTIONS" and not path:
+        return b"*"  # about the server, not about what is at its root
     return path if path.startswith(b"/") else b"/" + path
 
 

@@ -110,3 +110,21 @@ def test_a_request_to_the_proxy_itself_is_refused_at_once(line: Line, ticket: Ti
         response = line.ask(head("GET", "/", own, ticket), timeout_seconds=2)
 
     assert (response.status, response.refusal) == (400, "malformed_request")
+
+
+@pytest.mark.guards("egress_proxy/core/decision.py", 'if method == "OPTIONS" and not path:', "if False:")
+@pytest.mark.parametrize(
+    ("method", "path", "goes_as"),
+    [("OPTIONS", "", "*"), ("OPTIONS", "/", "/"), ("OPTIONS", "?a", "/?a"), ("GET", "", "/"), ("HEAD", "", "/")],
+)
+def test_a_url_without_a_path_goes_as_the_last_proxy_sends_it(
+    line: Line, allowed: Ticket, plain_upstream: Upstream, method: str, path: str, goes_as: str
+) -> None:
+    """RFC 9112 §3.2.4: what OPTIONS asks of a URL without a path, it asks of the server."""
+    plain_upstream.default = plain(b"", status="204 No Content")
+
+    with line:
+        response = line.ask(head(method, f"{plain_upstream.url}{path}", plain_upstream.authority, allowed))
+
+    assert response.status == 204
+    assert [request.target for request in plain_upstream.requests] == [goes_as]
