@@ -43,9 +43,19 @@ class Goal:
 
 
 GOALS: Final = {
-    "reverse ÷ nginx": Goal(at_least=0.6),
-    "forward TLS ÷ mitmproxy": Goal(at_least=30),
+    "reverse ÷ nginx": Goal(at_least=0.7),
+    "reverse, POST ÷ nginx": Goal(at_least=0.7),
+    "forward TLS ÷ nginx, TLS": Goal(at_least=0.62),
+    "reverse ÷ mitmproxy": Goal(at_least=50),
+    "forward TLS ÷ mitmproxy": Goal(at_least=45),
+    "reverse ÷ Envoy": Goal(at_least=2),
+    "p50 of one connection ÷ nginx": Goal(at_most=1.2),
+    "p50 added to an event beyond nginx's": Goal(at_most=60),
+    "CPU of a download that is not searched ÷ nginx": Goal(at_most=1.1),
     "CPU of a download that is searched ÷ nginx": Goal(at_most=2.2),
+    "memory of an idle connection, clear": Goal(at_most=4),
     "memory of an idle connection, TLS": Goal(at_most=55),
+    "memory of an idle connection, TLS inside CONNECT": Goal(at_most=55),
+    "requests a CPU second, two workers ÷ one": Goal(at_least=0.9),
     "the busier of two workers": Goal(at_most=60),
 }

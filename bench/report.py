@@ -11,7 +11,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from bench.contestants import LOAD_CORE, PROXY_CORE, Row
+from bench.contestants import FORWARD_TLS, LOAD_CORE, PROXY_CORE, TLS, Row
 from bench.load import Measured
 from bench.measures import Measure
 from bench.origin import nginx_command
@@ -33,19 +33,21 @@ WrkMeasurements = dict[str, list[dict[str, float]]]
 
 
 def ratios(rows: list[Row], measured: Measurements, by_wrk: WrkMeasurements) -> list[Measure]:
-    """This proxy to each other one in the same group, by requests a second."""
+    """This proxy to each other one in the same group, by requests a second; and with TLS inside of CONNECT, which few
+    of them open, to nginx with TLS on both sides as well."""
     names = {row.name for row in rows}
     groups = dict.fromkeys(row.group for row in rows)
+    pairs = [(group, f"{other}, {group}", other) for group in groups for other in COMPARED]
+    pairs.append((FORWARD_TLS, f"nginx, {TLS}", f"nginx, {TLS}"))
     return [
-        _ratio(group, other, measured, by_wrk)
-        for group in groups
-        for other in COMPARED
-        if {f"this proxy, {group}", f"{other}, {group}"} <= names
+        _ratio(group, its, other, measured, by_wrk)
+        for group, its, other in pairs
+        if {f"this proxy, {group}", its} <= names
     ]
 
 
-def _ratio(group: str, other: str, measured: Measurements, by_wrk: WrkMeasurements) -> Measure:
-    ours, its = f"this proxy, {group}", f"{other}, {group}"
+def _ratio(group: str, its: str, other: str, measured: Measurements, by_wrk: WrkMeasurements) -> Measure:
+    ours = f"this proxy, {group}"
     pairs = list(zip(measured[ours], measured[its], strict=True))
     median = statistics.median(a.requests_per_second / b.requests_per_second for a, b in pairs)
     by_cpu = statistics.median(b.cpu_microseconds_per_request / a.cpu_microseconds_per_request for a, b in pairs)
