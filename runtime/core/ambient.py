@@ -25,31 +25,37 @@ SENTINELS: Final = frozenset(
 
 # Whole families, since they grow with every release: custom headers, profiles, federations, other clouds' endpoints.
 _FAMILIES: Final = re.compile(
-    r"(?:ANTHROPIC|AWS|AZURE|BOTO|CLAUDE|CLOUD_ML|CLOUDSDK|CO|COHERE|GCLOUD|GCP|GEMINI|GOOGLE|GROQ|HF|HUGGING_FACE"
-    r"|HUGGINGFACE|LANGCHAIN|LANGSMITH|MISTRAL|OPENAI|OPENROUTER|REPLICATE|TOGETHER|VERTEX)_[A-Z0-9_]+"
+    r"(?:ALIBABA_CLOUD|ANTHROPIC|AWS|AZURE|BOTO|CLAUDE|CLOUD_ML|CLOUDSDK|CO|COHERE|GCE|GCLOUD|GCP|GEMINI|GOOGLE|GROQ|HF"
+    r"|HUGGING_FACE|HUGGINGFACE|IDENTITY|LANGCHAIN|LANGSMITH|MISTRAL|MSI|OPENAI|OPENROUTER|REPLICATE|TOGETHER|VERTEX)"
+    r"_[A-Z0-9_]+"
 )
-# What a secret is called, whoever reads it: `GITHUB_TOKEN`, `STRIPE_API_KEY`, `PGPASSWORD`, `SENTRY_DSN`.
+# What a secret is called, whoever reads it: `GITHUB_TOKEN`, `STRIPE_API_KEY_2`, `SMTP_PASS`, `SENTRY_DSN`.
 _CALLED_A_SECRET: Final = re.compile(
-    r"(?:[A-Z0-9_]*_)?(?:KEY|KEYS|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS|PAT|AUTH|DSN)"
-    r"|PGPASSWORD|PGPASSFILE|MYSQL_PWD|NETRC|DOCKER_AUTH_CONFIG"
+    r"(?:[A-Z0-9_]*_)?(?:APIKEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CRED|PAT|AUTH|DSN|JWT|COOKIE)S?"
+    r"(?:_?[0-9]+)?|[A-Z0-9_]+_(?:PASS|PWD)"  # PWD alone is a folder
+    r"|PGPASSWORD|PGPASSFILE|NETRC|DOCKER_AUTH_CONFIG|OTEL_EXPORTER_OTLP_(?:[A-Z]+_)?HEADERS"
 )
 # Where requests go instead: base URLs of SDKs, proxies (with a user's password in them), and a file for TLS's secrets.
 _LEADS_ELSEWHERE: Final = re.compile(
     r"[A-Z0-9_]*_(?:BASE_URL|ENDPOINT|ENDPOINT_URL|API_URL|API_BASE)|SENTRY_URL|SSLKEYLOGFILE"
-    r"|(?:HTTP|HTTPS|ALL|FTP|WS|WSS)_PROXY"
+    r"|(?!NO_)[A-Z0-9]+_PROXY"
 )
+# A user's password in an address, whatever the variable is called: `DATABASE_URL`.
+_HAS_A_PASSWORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]*:[^/?#\s]*@")
 _OURS: Final = "COATCHECK_"
 
 
 def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without ambient credentials. To scrub it again changes nothing."""
-    kept = {name: value for name, value in environment.items() if not is_ambient(name)}
+    kept = {name: value for name, value in environment.items() if not is_ambient(name, value)}
     return kept | dict.fromkeys(sorted(SENTINELS), UNUSED_VARIABLE_SENTINEL)
 
 
-def is_ambient(name: str) -> bool:
+def is_ambient(name: str, value: str = "") -> bool:
     """Whether an SDK may take a credential from it, or where to send one. Case does not matter to all who read them."""
     known = name.upper()
     if known.startswith(_OURS):
         return False  # files and addresses; the settings refuse what they do not know
+    if _HAS_A_PASSWORD.search(value):
+        return True
     return any(pattern.fullmatch(known) for pattern in (_FAMILIES, _CALLED_A_SECRET, _LEADS_ELSEWHERE))

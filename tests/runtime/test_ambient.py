@@ -26,6 +26,18 @@ OUTRANKING = [
     *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_BEARER_TOKEN_BEDROCK", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE"),
     *("CLAUDE_CODE_OAUTH_TOKEN", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "SSLKEYLOGFILE", "PGPASSWORD", "NETRC"),
     *("anthropic_auth_token", "MY_COMPANY_API_KEY", "SENTRY_DSN", "TOKEN", "DATABASE_PASSWORD"),
+    *(
+        "SMTP_PASS",
+        "DB_PWD",
+        "MYSQL_PWD",
+        "WATSONX_APIKEY",
+        "GITHUB_TOKEN_2",
+        "API_KEY_1",
+        "TWILIO_CREDS",
+        "SERVICE_JWT",
+    ),
+    *("grpc_proxy", "SOCKS_PROXY", "GCE_METADATA_HOST", "IDENTITY_HEADER", "OTEL_EXPORTER_OTLP_HEADERS"),
+    *("ALIBABA_CLOUD_ACCESS_KEY_ID", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
 ]
 
 
@@ -40,6 +52,17 @@ def test_every_variable_of_every_preset_is_known(preset: Preset) -> None:
 @pytest.mark.parametrize("name", OUTRANKING)
 def test_what_would_come_before_the_sentinel_or_lead_elsewhere_is_not_there(name: str) -> None:
     assert name not in scrubbed({name: REAL, "PATH": "/bin"})
+
+
+@pytest.mark.guards("runtime/core/ambient.py", "if _HAS_A_PASSWORD.search(value):", "if False:")
+@pytest.mark.parametrize("url", ["postgresql://app:hunter2@db/x", "redis://:hunter2@cache:6379/0", "amqps://a:b@q"])
+def test_an_address_with_a_password_in_it_is_not_there_whatever_it_is_called(url: str) -> None:
+    assert "SOME_PLACE" not in scrubbed({"SOME_PLACE": url})
+
+
+@pytest.mark.parametrize("url", ["https://example.com/a:b@c", "tcp://10.0.0.1:6379", "https://alice@example.com/x:y"])
+def test_an_address_without_a_password_stays(url: str) -> None:
+    assert scrubbed({"SOME_PLACE": url})["SOME_PLACE"] == url
 
 
 def test_what_is_harmless_stays() -> None:
