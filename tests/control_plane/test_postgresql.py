@@ -163,6 +163,32 @@ async def test_whoever_is_cancelled_while_a_failed_transaction_is_undone_leaves_
     await app.close()
 
 
+@pytest.mark.guards(
+    "control_plane/adapters/sql/engine.py", "if driver_of(connection.sync_connection).is_closed():", "if False:"
+)
+async def test_connections_that_ended_while_they_waited_cost_nobody_an_answer(server: str) -> None:
+    logins = await migrated_by_owner(server)
+    owner, app = open_database(logins.owner), open_database(logins.app)
+    store, scope = SqlStore(app, LocalWake()), PlatformScope(CrossTenantReason.ADMINISTER)
+    together = asyncio.Barrier(3)
+
+    async def look() -> None:
+        async with store.read(scope) as records:
+            await records.tenants.list()
+            await together.wait()
+
+    await asyncio.gather(*(look() for _ in range(3)))
+    drivers = [driver_of(connection.sync_connection) for connection, _ in app.idle._connections]
+    for driver in drivers:
+        driver.terminate()  # as if the server had gone
+
+    await asyncio.gather(*(look() for _ in range(3)))
+
+    assert len(drivers) == 3
+    await owner.close()
+    await app.close()
+
+
 @pytest.mark.guards("control_plane/adapters/sql/store.py", '!= "COMMIT":', '== "never":')
 async def test_a_transaction_in_which_a_statement_failed_is_never_taken_for_committed(server: str) -> None:
     app = open_database((await migrated_by_owner(server)).app)

@@ -153,6 +153,9 @@ class Idle:
     async def take(self, engine: AsyncEngine) -> AsyncConnection:
         while self._connections:
             connection, since = self._connections.pop()
+            if driver_of(connection.sync_connection).is_closed():
+                await asyncio.shield(_discarded(connection))
+                continue
             if time.monotonic() - since <= IDLE_SECONDS:
                 return connection
             await asyncio.shield(connection.close())  # the pool asks whether it is still there
@@ -172,6 +175,12 @@ class Idle:
     async def close(self) -> None:
         while self._connections:
             await self._connections.pop()[0].close()
+
+
+async def _discarded(connection: AsyncConnection) -> None:
+    """The server ended it: a restart takes all of them along, and nobody's question is to find that out."""
+    await connection.invalidate()
+    await connection.close()
 
 
 class Log:
@@ -251,6 +260,8 @@ def open_database(database_url: str, *, pooled: bool = False) -> Database:
 
 def _ask_whether_it_is_there(connection: Any, record: Any, _proxy: Any) -> None:
     """Not each time: a busy one has answered just now, and the question costs a round trip."""
+    if record.driver_connection.is_closed():
+        raise DisconnectionError
     if time.monotonic() - record.info.get(_USED_AT, time.monotonic()) <= IDLE_SECONDS:
         return
     try:
