@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,8 @@ from bench.load import ACCEPTED, NotARunToCountError, Plan
 FIRST: Final = 250
 """Connections that are open before it is weighed: what is set up once is no connection's cost."""
 MORE: Final = 1000
+PAUSE_SECONDS: Final = 3.0
+"""After each `FIRST` of them: connections are opened over a while, and then say nothing."""
 AT_ONCE: Final = 16
 
 
@@ -20,8 +23,11 @@ def kibibytes_a_connection(way: Way) -> float:
     """Resident memory (RSS) of the watched processes, over `MORE` further connections."""
     with ExitStack() as stack:
         _open(stack, way, FIRST)
+        time.sleep(PAUSE_SECONDS)
         before = _resident_kibibytes(way.watch_pids)
-        _open(stack, way, MORE)
+        for _ in range(MORE // FIRST):
+            _open(stack, way, FIRST)
+            time.sleep(PAUSE_SECONDS)
         return (_resident_kibibytes(way.watch_pids) - before) / MORE
 
 

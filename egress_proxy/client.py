@@ -32,7 +32,7 @@ from egress_proxy.core.http1 import (
     judge_partial_head,
     parse_request_head,
 )
-from egress_proxy.core.plan import Plan
+from egress_proxy.core.plan import PLAN_SECONDS, Plan
 from egress_proxy.core.proofs import BY_PROXY_CREDENTIAL, presented_certificate
 from egress_proxy.exchange import Exchange
 from egress_proxy.load import OVERLOADED, TOO_MANY_CONNECTIONS, Load
@@ -45,6 +45,8 @@ from egress_proxy.services import Services
 from egress_proxy.tls import Lower, TlsLayer
 from egress_proxy.upstream import Lane, UpstreamConnection
 
+REMEMBERS_SECONDS: Final = 2 * PLAN_SECONDS
+"""So long an idle connection keeps what its last request was."""
 MAX_HELD_BYTES: Final = 65_536
 WRITE_HIGH_WATER_BYTES: Final = 262_144
 LINGER_SECONDS: Final = 2.0
@@ -1007,6 +1009,13 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(Refusal(RefusalCode.REQUEST_TIMEOUT, "The head did not arrive in time."), close=True)
         elif now - self._since > (limits.header if self._awaits_hello else limits.idle):
             self._close()
+        elif self._prepared is not None and now - self._since > REMEMBERS_SECONDS:
+            self._forget_last_request()
+
+    def _forget_last_request(self) -> None:
+        """It holds a key, and most of what an idle connection costs. What it said would be decided anew by now."""
+        self._prepared = self._spare = self._head = None
+        self._raw = b""
 
     def _end_linger(self, now: float) -> None:
         """A client that does not read its last reply either is not waited for without end."""

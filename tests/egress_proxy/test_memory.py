@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from egress_proxy.client import ClientConnection
+from egress_proxy.core.plan import Plan
 from egress_proxy.exchange import Exchange
 from egress_proxy.tls import TlsLayer
 from egress_proxy.upstream import UpstreamConnection
@@ -97,3 +98,24 @@ def test_a_connection_that_is_over_leaves_nothing(
 
     # One connection upstream may be idle, or a second one for a moment.
     wait_for(lambda: (alive() - before).total() <= 2)
+
+
+@pytest.mark.guards(CLIENT, "            self._forget_last_request()\n", "            pass\n")
+def test_an_idle_connection_keeps_nothing_of_its_last_request_and_serves_the_next_one(
+    world: World, upstream: Upstream
+) -> None:
+    """Its plan holds the head that went upstream, and so a key."""
+    upstream.on("/idle", plain(b"here"))
+    ticket = world.ticket(upstream.url)
+    request = get(
+        f"/{ticket.credential}/idle",
+        headers={"Authorization": ticket.bearer, "Proxy-Authorization": f"Bearer {ticket.proxy_credential}"},
+    )
+
+    with world.reverse() as line:
+        assert line.ask(request).body == b"here"
+        wait_for(lambda: not [each for each in gc.get_objects() if isinstance(each, Plan | Exchange)])
+        again = line.ask(request)
+
+    assert again.body == b"here"
+    assert [seen.header("authorization") for seen in upstream.requests] == [f"Bearer {ticket.secret}"] * 2
