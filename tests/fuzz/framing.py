@@ -194,7 +194,9 @@ def _mask(reading: Reading) -> None:
     secret = SECRET.encode()
     for message in reading.messages:
         message.body = message.body.replace(secret, _MASKED)
-        message.fields = [(name, value.replace(secret, _MASKED)) for name, value in message.fields]
+        message.fields = [
+            (name.replace(secret, _MASKED), value.replace(secret, _MASKED)) for name, value in message.fields
+        ]
 
 
 def _begins_alike(came: bytes, got: bytes) -> bool:
