@@ -14,16 +14,13 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api.edge import ROUTE, Edge
-from control_plane.api.errors import answer_to, install
-from control_plane.contract.refusal import RefusedError
+from control_plane.api.errors import ANSWERED, answer_to, install
 from control_plane.metrics import Counters
-from control_plane.ports import UnreadableRowError
 
 _SECURITY_SCHEMES: Final = {
     "administrator": {"type": "http", "scheme": "bearer", "description": "The administrator's token"},
@@ -69,7 +66,7 @@ class _Straight:
         request = Request(scope, receive)
         try:
             response = await handler(request)
-        except (HTTPException, RefusedError, UnreadableRowError) as error:
+        except ANSWERED as error:
             response = answer_to(request, error)
         await response(scope, receive, send)
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from control_plane.contract.headers import PROBLEM_JSON, REFUSAL_HEADER, SHOULD_RETRY_HEADER
 from control_plane.contract.refusal import RETRY_MAY_HELP, Refusal, RefusalCode, RefusedError, problem
@@ -22,6 +23,9 @@ from control_plane.core.names import IN_WORDS
 from control_plane.ports import UnreadableRowError
 
 _log = structlog.get_logger("control_plane.api")
+
+ANSWERED: Final = (RefusedError, HTTPException, ClientDisconnect, UnreadableRowError)
+"""What a handler that reads its own request may raise without having failed."""
 
 INTERNAL_ERROR: Final = Refusal(
     RefusalCode.INTERNAL_ERROR, "the control plane failed", "the log has more under this request id"
@@ -85,6 +89,8 @@ def answer_to(request: Request, error: Exception) -> JSONResponse:
             refusal, headers = refusal_of_status(error.status_code), error.headers
         case RequestValidationError():
             refusal = _with_something_to_do(_invalid(error.errors()), request)
+        case ClientDisconnect():  # it went before its request was whole: no fault of ours, and nobody hears it
+            refusal = _MALFORMED
         case UnreadableRowError():
             refusal = _UNREADABLE
         case _:
@@ -98,7 +104,7 @@ def install(app: FastAPI) -> None:
     async def answered(request: Request, error: Exception) -> JSONResponse:
         return answer_to(request, error)
 
-    for kind in (RefusedError, HTTPException, RequestValidationError, UnreadableRowError, Exception):
+    for kind in (*ANSWERED, RequestValidationError, Exception):
         app.add_exception_handler(kind, answered)
 
 

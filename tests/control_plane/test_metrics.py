@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -186,6 +187,25 @@ def test_a_method_that_somebody_made_up_is_no_label(workspace: Workspace) -> Non
     workspace.control_plane.http.request("BREW", "/healthz")
 
     assert "BREW" not in page(workspace)
+
+
+@pytest.mark.guards(
+    "control_plane/api/errors.py", "HTTPException, ClientDisconnect, Unreadable", "HTTPException, Unreadable"
+)
+@pytest.mark.parametrize("route", ["/oauth/token", "/oauth/revoke"], ids=["straight", "by the framework"])
+def test_who_goes_before_the_request_is_whole_is_no_failure_of_ours(workspace: Workspace, route: str) -> None:
+    def counted(status: str) -> float:
+        return metric(workspace, "requests_total", method="POST", route=route, status=status)
+
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    before = {status: counted(status) for status in ("0xx", "4xx", "5xx")}
+
+    port = int(workspace.control_plane.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
+        peer.sendall(f"{head}Content-Length: 100\r\n\r\ngrant_type=".encode())
+
+    assert wait_for(lambda: counted("4xx") == before["4xx"] + 1)
+    assert (counted("0xx"), counted("5xx")) == (before["0xx"], before["5xx"])
 
 
 def test_metrics_are_for_the_platform(workspace: Workspace) -> None:
