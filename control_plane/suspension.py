@@ -48,7 +48,8 @@ class Suspensions:
                 return
             if await records.audit.leaks(token, since=now - WINDOW_SECONDS, limit=LEAKS) < LEAKS:
                 return
-            await records.tokens.suspend(token.id, now + WINDOW_SECONDS)
+            if not await records.tokens.suspend(token.id, now + WINDOW_SECONDS, now=now):
+                return  # another replica, that heard of the same replies
             # No stream is cut: what is open was let through before, and its replies are scrubbed like all others.
             await records.outbox.append([Change(ChangeKind.PLACEHOLDER, token.tenant, token.id, revoked=False)], now)
             recorded = self._trail.event(

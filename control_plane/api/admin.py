@@ -54,7 +54,7 @@ ClientPath = Annotated[str, Path(pattern=CLIENT_ID)]
 IdPath = Annotated[str, Path(pattern=OBJECT_ID)]
 ConfirmQuery = Annotated[str | None, Query(max_length=64)]
 AfterQuery = Annotated[int, Query(ge=0, le=2**62)]
-EventIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # as a request's id
+EventIdQuery = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]  # proxies name theirs: `core.audit`
 BeforeQuery = Annotated[str | None, Query(pattern=OBJECT_ID)]
 LimitQuery = Annotated[int, Query(ge=1, le=1000)]
 RequestIdQuery = Annotated[str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$")]  # a proxy's ids have a hyphen

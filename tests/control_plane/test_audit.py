@@ -146,6 +146,15 @@ def test_the_trail_is_read_in_pages_in_its_order(workspace: Workspace) -> None:
     assert [item["sequence"] for item in everything] == sorted({item["sequence"] for item in everything})
 
 
+def test_the_trail_is_read_on_behind_an_event_whatever_a_proxy_called_it(workspace: Workspace) -> None:
+    odd = [f"{workspace.tenant} a/b?c=d&é {number}" for number in range(2)]
+    report(workspace, *[event(workspace, event_id=name) for name in odd])
+
+    behind = workspace.audit(after=odd[0])
+
+    assert [item["event_id"] for item in behind] == odd[1:]
+
+
 @pytest.mark.guards(
     "control_plane/adapters/sql/repositories.py",
     "AUDIT.c.event_id == event_id, self._tx.mine(AUDIT.c.tenant))",

@@ -845,9 +845,21 @@ async def test_a_suspended_token_is_itself_in_all_else(store: SqlStore) -> None:
     await fill(store, ACME)
 
     async with store.write(PLATFORM) as records:
-        await records.tokens.suspend(token().id, 77.5)
+        assert await records.tokens.suspend(token().id, 77.5, now=1.5)
 
     async with store.read(PLATFORM) as records:
         facts = (await records.hot.token_facts([token().sha256])).get(token().sha256)
     assert facts is not None
     assert facts.token == token(suspended_until=77.5)
+
+
+@pytest.mark.guards("control_plane/adapters/sql/repositories.py", "TOKENS.c.revoked_at.is_(None), is_not,", "")
+async def test_a_token_is_suspended_once_until_it_is_over_and_never_when_it_is_revoked(store: SqlStore) -> None:
+    await fill(store, ACME)
+
+    async with store.write(PLATFORM) as records:
+        suspended = [await records.tokens.suspend(token().id, now + 10, now=now) for now in (1.5, 11.0, 11.5)]
+        await records.tokens.revoke([token()], 20.0)
+        suspended.append(await records.tokens.suspend(token().id, 40.0, now=30.0))
+
+    assert suspended == [True, False, True, False]

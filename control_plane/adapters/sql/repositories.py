@@ -597,9 +597,10 @@ class SqlTokens:
         where = (TOKENS.c.sha256 == sha256, TOKENS.c.revoked_at.is_(None), self._tx.mine(TOKENS.c.tenant))
         return await self._tx.change(update(TOKENS).where(*where).values(expires_at=expires_at)) == 1
 
-    async def suspend(self, token: PlaceholderId, until: float) -> None:
-        where = (TOKENS.c.id == token, self._tx.mine(TOKENS.c.tenant))
-        await self._tx.change(update(TOKENS).where(*where).values(suspended_until=until))
+    async def suspend(self, token: PlaceholderId, until: float, *, now: float) -> bool:
+        is_not = or_(TOKENS.c.suspended_until.is_(None), TOKENS.c.suspended_until <= now)
+        where = (TOKENS.c.id == token, TOKENS.c.revoked_at.is_(None), is_not, self._tx.mine(TOKENS.c.tenant))
+        return await self._tx.change(update(TOKENS).where(*where).values(suspended_until=until)) == 1
 
     async def revoke(self, tokens: Sequence[Token], at: float) -> None:
         statement = self._revocation(TOKENS.c.sha256 == bindparam("of_sha256"), at)
