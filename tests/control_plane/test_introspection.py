@@ -76,10 +76,12 @@ def test_who_opened_the_session_and_administrators_hear_of_it_too(granted: Works
 
 @pytest.mark.guards(
     "control_plane/introspection.py",
-    "if facts is None or not _is_seen(facts.token, facts.session, viewer):",
+    "if facts is None or not _is_seen(facts.token, facts.session, viewer, self._issuer):",
     "if facts is None:",
 )
-@pytest.mark.guards("control_plane/introspection.py", "if not _is_session_seen(session, viewer):", "if False:")
+@pytest.mark.guards(
+    "control_plane/introspection.py", "if not _is_session_seen(session, viewer, self._issuer):", "if False:"
+)
 @pytest.mark.guards("control_plane/introspection.py", "if not is_seen:", "if False:")
 def test_to_everybody_else_every_token_is_as_inactive_as_one_that_never_was(
     granted: Workspace, other_workspace: Workspace
@@ -171,7 +173,9 @@ def test_revoking_a_session_by_its_token_or_its_id_ends_it_and_all_that_hangs_on
 
 
 @pytest.mark.guards(
-    "control_plane/introspection.py", "if found is None or not _is_session_seen(found, client):", "if found is None:"
+    "control_plane/introspection.py",
+    "if found is None or not _is_session_seen(found, client, self._issuer):",
+    "if found is None:",
 )
 def test_somebody_elses_session_is_left_alone(granted: Workspace, other_workspace: Workspace) -> None:
     session = granted.open_session()

@@ -48,7 +48,7 @@ def test_every_variable_of_every_preset_is_known(preset: Preset) -> None:
     assert [name for name in names if not is_ambient(name)] == []
 
 
-@pytest.mark.guards("runtime/core/ambient.py", "if not is_ambient(name)", "if True")
+@pytest.mark.guards("runtime/core/ambient.py", "if not is_ambient(name, value)", "if True")
 @pytest.mark.parametrize("name", OUTRANKING)
 def test_what_would_come_before_the_sentinel_or_lead_elsewhere_is_not_there(name: str) -> None:
     assert name not in scrubbed({name: REAL, "PATH": "/bin"})
