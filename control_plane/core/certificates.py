@@ -92,7 +92,9 @@ def names_in(der: bytes) -> tuple[str, ...]:
         alternative = _alternative_names(certificate)
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         return ()
-    return tuple(dict.fromkeys([*([name_of("dn", subject)] if subject else []), *alternative]))[:_MAX_NAMES]
+    found = dict.fromkeys([*([name_of("dn", subject)] if subject else []), *alternative])
+    # Nobody is registered by a name with a NUL in it, and a database that is asked for one refuses the whole question.
+    return tuple(name for name in found if "\0" not in name)[:_MAX_NAMES]
 
 
 def _alternative_names(certificate: x509.Certificate) -> list[str]:

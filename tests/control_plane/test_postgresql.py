@@ -2,9 +2,13 @@
 
 import asyncio
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
@@ -22,6 +26,7 @@ from tests.control_plane.conftest import OwnControlPlane
 from tests.control_plane.databases import migrated_by_owner
 from tests.control_plane.postgresql import database_with_two_logins
 from tests.control_plane.serving import PROXY
+from tests.control_plane.test_workloads import who
 from tests.control_plane.workspace import SECRET, Workspace
 
 
@@ -77,6 +82,30 @@ def test_odd_texts_are_refused_or_stored_and_never_break_it(
     ]
 
     assert [answer.status_code for answer in answers] == [422, 422, 422, 400, 200, 204, 201]
+
+
+@pytest.mark.guards(
+    "control_plane/core/certificates.py", 'name for name in found if "\\0" not in name', "name for name in found"
+)
+def test_names_in_a_certificate_that_no_database_takes_are_nobodys(
+    own_control_plane: OwnControlPlane, empty_postgresql: str
+) -> None:
+    workspace = Workspace(own_control_plane(database_url=empty_postgresql), "odd")
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    odd: list[x509.GeneralName] = [x509.DNSName("a\0b"), x509.UniformResourceIdentifier("spiffe://a/\0")]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(x509.Name([]))
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=9_999))
+        .add_extension(x509.SubjectAlternativeName(odd), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+    assert who(workspace, der=certificate.public_bytes(serialization.Encoding.DER))["true_code"] == "token_invalid"
 
 
 async def test_a_replica_serves_on_while_another_one_changes_a_table(server: str) -> None:
