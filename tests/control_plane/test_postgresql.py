@@ -218,6 +218,34 @@ async def test_connections_that_ended_while_they_waited_cost_nobody_an_answer(se
     await app.close()
 
 
+@pytest.mark.guards(
+    "control_plane/adapters/sql/engine.py", "await asyncio.shield(self._connections.pop(0)[0].close())", "pass"
+)
+async def test_connections_that_nobody_took_for_a_while_go_back_to_the_pool(server: str) -> None:
+    app = open_database((await migrated_by_owner(server)).app)
+    store, scope = SqlStore(app, LocalWake()), PlatformScope(CrossTenantReason.ADMINISTER)
+    many = 15  # more than the pool keeps
+    together = asyncio.Barrier(many)
+
+    async def look(*, at_once: bool) -> None:
+        async with store.read(scope) as records:
+            await records.tenants.list()
+            if at_once:
+                await together.wait()
+
+    await asyncio.gather(*(look(at_once=True) for _ in range(many)))
+    busy = len(app.idle._connections)
+    app.idle._connections[:-1] = [(connection, -3600.0) for connection, _ in app.idle._connections[:-1]]
+    for _ in range(many):
+        await look(at_once=False)
+
+    pool = app.engine.pool
+    assert isinstance(pool, AsyncAdaptedQueuePool)
+    assert (busy, pool.checkedout()) == (many, 1)
+    assert pool.checkedin() <= pool.size() < many
+    await app.close()
+
+
 @pytest.mark.guards("control_plane/adapters/sql/store.py", '!= "COMMIT":', '== "never":')
 async def test_a_transaction_in_which_a_statement_failed_is_never_taken_for_committed(server: str) -> None:
     app = open_database((await migrated_by_owner(server)).app)

@@ -171,6 +171,9 @@ class Idle:
             await asyncio.shield(connection.close())  # somebody waits at the pool
         else:
             self._connections.append((connection, time.monotonic()))
+        # The longest idle is the first of them: nobody took it, and the pool keeps no more than it is to keep.
+        if self._connections and time.monotonic() - self._connections[0][1] > IDLE_SECONDS:
+            await asyncio.shield(self._connections.pop(0)[0].close())
 
     async def close(self) -> None:
         while self._connections:
