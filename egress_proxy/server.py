@@ -16,6 +16,7 @@ import structlog
 
 from control_plane.contract.refusal import Refusal, RefusalCode
 from control_plane.contract.wire import Event
+from egress_proxy import memory
 from egress_proxy.addresses import OwnListeners
 from egress_proxy.ca import harden_server_context
 from egress_proxy.client import ClientConnection
@@ -27,6 +28,7 @@ from egress_proxy.services import Services
 from egress_proxy.upstream import Upstreams
 
 TICK_SECONDS: Final = 0.5
+GIVES_BACK_SECONDS: Final = 30.0
 BACKLOG: Final = 1024
 _GONE: Final = select.POLLERR | select.POLLHUP
 _HUNG_UP: Final = _GONE | getattr(select, "POLLRDHUP", 0)
@@ -90,6 +92,7 @@ class Server:
         self._on_tick = on_tick
         self._listeners: list[asyncio.Server] = []
         self._tick_timer: asyncio.TimerHandle | None = None
+        self._gives_back_at = services.loop.time() + GIVES_BACK_SECONDS
         self._rechecks: set[asyncio.Task[None]] = set()
 
     async def listen(self, mode: Mode, sock: socket.socket) -> int:
@@ -175,6 +178,9 @@ class Server:
         self._upstreams.tick(now)
         self._on_tick(now)
         self._notice_hang_ups()
+        if now >= self._gives_back_at:
+            self._gives_back_at = now + GIVES_BACK_SECONDS
+            memory.give_back()
 
     def _notice_hang_ups(self) -> None:
         paused = {
