@@ -70,6 +70,29 @@ def test_three_leaks_that_any_proxies_report_suspend_the_placeholder_and_no_othe
     assert not is_refused(workspace, other)
 
 
+@pytest.mark.guards(
+    "control_plane/adapters/sql/repositories.py",
+    "inherited = func.coalesce(given(TOKENS.c.suspended_until), suspended)",
+    "inherited = given(TOKENS.c.suspended_until)",
+)
+def test_to_exchange_again_is_no_way_around_it(workspace: Workspace) -> None:
+    workspace.add_credential("another")
+    workspace.grant(credential="another")
+    session = workspace.open_session()
+    suspended = workspace.exchange(session)
+    report(workspace, *(leak(workspace, suspended) for _ in range(LEAKS)))
+
+    again, for_another = workspace.exchange(session), workspace.exchange(session, audience="another")
+    in_another_session = workspace.exchange()
+
+    assert is_refused(workspace, again)
+    assert not is_refused(workspace, for_another)
+    assert not is_refused(workspace, in_another_session)
+    workspace.control_plane.clock.advance(WINDOW_SECONDS + 1)
+    fresh = session | workspace.control_plane.made("POST", f"/v1/sessions/{session['session_id']}/token")
+    assert not is_refused(workspace, workspace.exchange(fresh))
+
+
 def test_every_proxy_is_told_and_no_stream_is_cut(workspace: Workspace) -> None:
     issued = workspace.exchange()
 

@@ -539,10 +539,21 @@ def _is_live(now: float) -> ColumnElement[bool]:
 def _adding_tokens(count: int) -> Scoped:
     """One statement for all of them: each is a way to the database and back."""
     names = [column.name for column in TOKENS.c]
-    rows = [
-        select(*(bindparam(f"{name}_{number}", type_=TOKENS.c[name].type) for name in names)) for number in range(count)
-    ]
-    return Scoped(lambda _mine: insert(TOKENS).from_select(names, union_all(*rows)))
+    return Scoped(lambda _mine: insert(TOKENS).from_select(names, union_all(*map(_token_to_add, range(count)))))
+
+
+def _token_to_add(number: int) -> Select[Any]:
+    def given(column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return bindparam(f"{column.key}_{number}", type_=column.type)
+
+    # A suspension is its caller's, for that credential: whoever exchanges again is no further than before.
+    other = TOKENS.alias()
+    alike = (other.c.tenant, TOKENS.c.tenant), (other.c.session, TOKENS.c.session), (other.c.client, TOKENS.c.client)
+    conditions = [theirs == given(mine) for theirs, mine in (*alike, (other.c.credential_id, TOKENS.c.credential_id))]
+    still = other.c.suspended_until > given(TOKENS.c.created_at)
+    suspended = select(func.max(other.c.suspended_until)).where(*conditions, still).scalar_subquery()
+    inherited = func.coalesce(given(TOKENS.c.suspended_until), suspended)
+    return select(*(inherited if column is TOKENS.c.suspended_until else given(column) for column in TOKENS.c))
 
 
 _TOKEN: Final = Scoped(
