@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from control_plane.adapters.memory.wake import LocalWake
+from control_plane.adapters.sql import repositories
+from control_plane.adapters.sql.connections import Scoped
 from control_plane.adapters.sql.engine import (
     COMMITS_IN_THE_LOG,
     WRITER_WAITS_SECONDS,
@@ -26,6 +28,7 @@ from control_plane.adapters.sql.engine import (
 from control_plane.adapters.sql.migrate import migrate
 from control_plane.adapters.sql.repositories import ScopeError
 from control_plane.adapters.sql.store import SqlStore
+from control_plane.adapters.sql.tables import Base
 from control_plane.contract.caller import ClientId, CredentialId, GrantId, PlaceholderId, SessionId, SubjectId, TenantId
 from control_plane.contract.destination import parse_destination
 from control_plane.contract.placement import BEARER, BasicPlacement, QueryPlacement
@@ -50,7 +53,7 @@ from control_plane.core.records import (
     VersionState,
 )
 from control_plane.ports import CrossTenantReason, PlatformScope, TakenError, TenantScope
-from tests.control_plane.databases import migrated_database, new_database
+from tests.control_plane.databases import migrated_database, migrated_file, new_database
 
 PLATFORM = PlatformScope(CrossTenantReason.ADMINISTER)
 ACME, EVIL = TenantId("acme"), TenantId("evil")
@@ -863,3 +866,27 @@ async def test_a_token_is_suspended_once_until_it_is_over_and_never_when_it_is_r
         suspended.append(await records.tokens.suspend(token().id, 40.0, now=30.0))
 
     assert suspended == [True, False, True, False]
+
+
+SCOPED = [
+    *(pytest.param(each, id=name) for name, each in vars(repositories).items() if isinstance(each, Scoped)),
+    pytest.param(repositories._adding_tokens(2), id="adding tokens"),
+]
+
+
+@pytest.mark.parametrize("for_tenant", [False, True], ids=["platform", "tenant"])
+@pytest.mark.parametrize("statement", SCOPED)
+@pytest.mark.guards("control_plane/adapters/sql/connections.py", "    _is_implicitly_boolean = True\n", "")
+def test_what_is_asked_often_looks_through_no_table(statement: Scoped, for_tenant: bool) -> None:
+    """Its cost does not grow with what is in the database."""
+    engine = create_engine(f"sqlite:///{migrated_file()}")
+    rendered = statement.rendered(engine.dialect, for_tenant=for_tenant)
+
+    with engine.connect() as connection:
+        marks = rendered.text.count("?")
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {rendered.text}", ("",) * marks)
+        steps = [row[3] for row in plan]
+    engine.dispose()
+
+    scanned = [step.split()[1] for step in steps if step.startswith("SCAN ")]
+    assert set(scanned) & set(Base.metadata.tables) == set()

@@ -94,6 +94,8 @@ class among(ColumnElement[bool]):  # noqa: N801 (reads as a condition)
 
     inherit_cache = True
     type = Boolean()
+    # SQLite has no booleans: otherwise it would be compared with 1 there, and no index be used.
+    _is_implicitly_boolean = True
 
     def __init__(self, column: ColumnElement[Any], parameter: str) -> None:
         self.column = column

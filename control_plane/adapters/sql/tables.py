@@ -250,7 +250,17 @@ class TokenRow(Base):
     """A placeholder (`kind` = placeholder) or a proxy credential (`kind` = proxy_credential), by fingerprint."""
 
     __tablename__ = "tokens"
-    __table_args__ = (Index("ix_tokens_tenant_session", "tenant", "session"),)
+    __table_args__ = (
+        Index("ix_tokens_tenant_session", "tenant", "session"),
+        # Few rows at a time, and every exchange asks whether there is one of its session.
+        Index(
+            "ix_tokens_suspended",
+            "tenant",
+            "session",
+            sqlite_where=text("suspended_until IS NOT NULL"),
+            postgresql_where=text("suspended_until IS NOT NULL"),
+        ),
+    )
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     id: Mapped[str] = mapped_column(String(64), unique=True)
     kind: Mapped[str] = mapped_column(String(16))
