@@ -1,7 +1,6 @@
 """WebSocket through the swap: the handshake carries the key, frames are opaque, and nobody switches unasked."""
 
 import base64
-import hashlib
 import os
 import secrets
 import threading
@@ -10,37 +9,14 @@ import pytest
 
 from tests.support.processes import Deployment, Workspace
 from tests.support.raw_client import Line
-from tests.support.upstream import Behaviour, PeerGoneError, Request, Upstream, Wire, plain, sends
+from tests.support.upstream import Upstream, plain, sends
 from tests.support.ways import Kind, Way, way
+from tests.support.websocket import FIRST_FRAME, echoing
 
-FIRST_FRAME = b"\x81\x05hello"
 PING = b"\x89\x02hi"
 CLOSE = b"\x88\x02\x03\xe8"
 PIECE = 65_536
 MEBIBYTE = 1024 * 1024
-
-
-def switched(request: Request) -> bytes:
-    key = request.header("sec-websocket-key").encode()
-    accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
-    return (
-        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
-    )
-
-
-def echoing(first: bytes = FIRST_FRAME) -> Behaviour:
-    """Accepts with a first frame in the same write, and gives back whatever comes."""
-
-    async def behave(request: Request, wire: Wire) -> None:
-        await wire.write(switched(request) + first)
-        try:
-            while True:
-                await wire.write(await wire.exactly(1) + bytes(wire._take(len(wire._unread))))
-        except PeerGoneError:
-            wire.finished = True
-
-    return behave
 
 
 @pytest.fixture

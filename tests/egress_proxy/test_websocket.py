@@ -2,7 +2,6 @@
 was asked for and allowed does anybody switch protocols."""
 
 import base64
-import hashlib
 import os
 import secrets
 import threading
@@ -14,11 +13,11 @@ from aiohttp import web
 from tests.egress_proxy.world import World, get, reverse_path
 from tests.support.control_plane_simulator import Ticket
 from tests.support.raw_client import Line
-from tests.support.upstream import Behaviour, Gate, PeerGoneError, Request, Upstream, Wire, message, plain, sends
+from tests.support.upstream import Gate, Request, Upstream, Wire, message, plain, sends
+from tests.support.websocket import FIRST_FRAME, echoing
 
 HTTP1 = "egress_proxy/core/http1.py"
 DECISION = "egress_proxy/core/decision.py"
-HELLO = b"\x81\x05hello"
 SWITCH = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 
 
@@ -26,29 +25,6 @@ def handshake(ticket: Ticket | None, path: str, **more: str) -> bytes:
     key = base64.b64encode(os.urandom(16)).decode()
     authorization = {"Authorization": ticket.bearer} if ticket is not None else {}
     return get(path, headers={**SWITCH, "Sec-WebSocket-Key": key, **authorization, **more})
-
-
-def switched(request: Request) -> bytes:
-    key = request.header("sec-websocket-key").encode()
-    accept = hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
-    return (
-        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: " + base64.b64encode(accept) + b"\r\n\r\n"
-    )
-
-
-def echoing(first: bytes = HELLO) -> Behaviour:
-    """Accepts, with a first frame in the same write, and gives back each byte that comes."""
-
-    async def behave(request: Request, wire: Wire) -> None:
-        await wire.write(switched(request) + first)
-        try:
-            while True:
-                await wire.write(await wire.exactly(1) + bytes(wire._take(len(wire._unread))))
-        except PeerGoneError:
-            wire.finished = True
-
-    return behave
 
 
 @pytest.fixture
@@ -68,7 +44,7 @@ def test_a_handshake_is_swapped_and_what_follows_is_carried_both_ways(
 ) -> None:
     with world.reverse() as line:
         head = open_websocket(line, allowed)
-        first = line.read_exactly(len(HELLO))
+        first = line.read_exactly(len(FIRST_FRAME))
         sent = secrets.token_bytes(1_000_000)
         sender = threading.Thread(target=line.send, args=(sent,), daemon=True)
         sender.start()
@@ -78,7 +54,7 @@ def test_a_handshake_is_swapped_and_what_follows_is_carried_both_ways(
     assert head.startswith(b"HTTP/1.1 101 ")
     assert b"\r\nUpgrade: websocket\r\n" in head
     assert b"\r\nSec-WebSocket-Accept: " in head
-    assert first == HELLO
+    assert first == FIRST_FRAME
     assert back == sent
     assert seen.header("authorization") == f"Bearer {allowed.secret}"
     assert (seen.values("connection"), seen.values("upgrade")) == (["Upgrade"], ["websocket"])
@@ -88,7 +64,7 @@ def test_the_same_holds_inside_a_tunnel(world: World, upstream: Upstream, allowe
     with world.tunnel(allowed, upstream.authority) as line:
         line.send(handshake(allowed, "/socket", Host=upstream.authority).replace(b"Host: proxy\r\n", b""))
         head = line.read_until(b"\r\n\r\n")
-        line.read_exactly(len(HELLO))
+        line.read_exactly(len(FIRST_FRAME))
         line.send(b"\x89\x80\x00\x00\x00\x00")
         back = line.read_exactly(6)
 
@@ -193,12 +169,12 @@ def test_a_post_with_an_upgrade_keeps_its_body_and_loses_the_upgrade(world: Worl
 def test_when_one_side_ends_so_does_the_other(world: World, upstream: Upstream, allowed: Ticket) -> None:
     with world.reverse() as line:
         open_websocket(line, allowed)
-        line.read_exactly(len(HELLO))
+        line.read_exactly(len(FIRST_FRAME))
     world.control_plane.wait_for(lambda _: upstream.connections[0].closed_at is not None)
 
     with world.reverse() as line:
         open_websocket(line, allowed)
-        line.read_exactly(len(HELLO))
+        line.read_exactly(len(FIRST_FRAME))
         upstream.drop_idle_connections()
 
         assert line.is_closed_by_peer()
@@ -208,7 +184,7 @@ def test_when_one_side_ends_so_does_the_other(world: World, upstream: Upstream, 
 def test_a_websocket_is_cut_when_its_placeholder_is_revoked(world: World, upstream: Upstream, allowed: Ticket) -> None:
     with world.reverse() as line:
         open_websocket(line, allowed)
-        line.read_exactly(len(HELLO))
+        line.read_exactly(len(FIRST_FRAME))
 
         world.control_plane.revoke(allowed)
 
@@ -222,7 +198,7 @@ def test_a_placeholder_in_a_frame_is_text_and_never_becomes_the_key(
 
     with world.reverse() as line:
         open_websocket(line, allowed)
-        line.read_exactly(len(HELLO))
+        line.read_exactly(len(FIRST_FRAME))
         line.send(text)
         back = line.read_exactly(len(text))
 

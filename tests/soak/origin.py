@@ -1,8 +1,6 @@
 """The upstream of a soak: each path is one thing that upstreams do, well or badly. It remembers nothing for long."""
 
 import asyncio
-import base64
-import hashlib
 
 import trustme
 
@@ -17,6 +15,7 @@ from tests.support.upstream import (
     sends_then_resets,
     sse,
 )
+from tests.support.websocket import switched
 
 BIG_BYTES = 2 << 20
 FRAME = b"\x82\x10" + b"0123456789abcdef"
@@ -67,12 +66,7 @@ class Origin(Upstream):
 
 async def _websocket(request: Request, wire: Wire) -> None:
     """Gives back each frame (of one size), until the other side goes."""
-    proof = request.header("sec-websocket-key").encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-    accept = base64.b64encode(hashlib.sha1(proof).digest())
-    await wire.write(
-        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
-    )
+    await wire.write(switched(request))
     while True:
         await wire.write(await wire.exactly(len(FRAME)))
         await asyncio.sleep(0)

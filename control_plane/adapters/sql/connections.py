@@ -29,7 +29,6 @@ _FLOAT8: Final = 701
 """PostgreSQL's number for the type of all our fractions (pg_type.dat); processors of no other type look at it."""
 
 Mine = Callable[[ColumnElement[Any]], ColumnElement[bool]]
-Processor = Callable[[Any], Any]
 
 
 class Rendered:

@@ -254,13 +254,6 @@ class SqlTenants:
         return await self._tx.change_many(delete(TENANTS).where(*where)) > 0
 
 
-_CLIENT: Final = Scoped(
-    lambda mine: select(CLIENTS).where(
-        CLIENTS.c.id == bindparam("of_client"), or_(mine(CLIENTS.c.tenant), CLIENTS.c.tenant.is_(None))
-    )
-)
-
-
 _CLIENTS: Final = Scoped(
     lambda mine: select(CLIENTS).where(
         among(CLIENTS.c.id, "of_clients"), or_(mine(CLIENTS.c.tenant), CLIENTS.c.tenant.is_(None))
@@ -287,7 +280,7 @@ class SqlClients:
         await self._tx.change(update(CLIENTS).where(*where).values(_client_columns(client)))
 
     async def get(self, client: ClientId) -> Client | None:
-        row = await self._tx.row(_CLIENT, of_client=client)
+        row = await self._tx.row(_CLIENTS, of_clients=[client])
         return to_record(Client, row) if row else None
 
     async def those(self, clients: Sequence[ClientId]) -> Sequence[Client]:

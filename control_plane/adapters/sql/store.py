@@ -5,7 +5,7 @@ Rule: a database that does not answer is `store_unavailable`, never "not found".
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import structlog
@@ -106,15 +106,11 @@ class _Postgresql:
         self._idle = database.idle
         self._prepares = not database.is_pooled
 
-    @asynccontextmanager
-    async def reading(self, scope: Scope) -> AsyncIterator[OnPostgresql]:
-        async with self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", scope) as connection:
-            yield connection
+    def reading(self, scope: Scope) -> AbstractAsyncContextManager[OnPostgresql]:
+        return self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", scope)
 
-    @asynccontextmanager
-    async def writing(self, scope: Scope) -> AsyncIterator[OnPostgresql]:
-        async with self._transaction("BEGIN", scope) as connection:
-            yield connection
+    def writing(self, scope: Scope) -> AbstractAsyncContextManager[OnPostgresql]:
+        return self._transaction("BEGIN", scope)
 
     @asynccontextmanager
     async def _transaction(self, begin: str, scope: Scope) -> AsyncIterator[OnPostgresql]:
